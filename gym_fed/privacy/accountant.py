@@ -36,6 +36,11 @@ _MAX_PLD_EPSILON = 1000
 _MAX_PLD_RELEASES = 1_000_000
 """Limits of privacy loss distributions, which take seconds and about 1 GB at either. Above them, epsilon is bounded by
 Renyi divergences; an epsilon of 1,000 gives no meaningful privacy."""
+_MAX_KINDS = 8
+"""Maximum number of different sampled events, which take seconds each. Further ones are rounded to fewer; a hub can
+change its noise every round."""
+_FIRST_STEP = 1e-3
+"""Relative width of the finest rounding."""
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 """Orders of the Renyi divergences of many sampled releases; integers, for which dp-accounting has a finite sum."""
 _MAX_LOSS = 1e4
@@ -176,9 +181,31 @@ def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
     ]
     collected += [
         NoiseEvent(mechanism=m, noise_multiplier=z, sampling_probability=q, count=count)
-        for (m, z, q), count in sorted(counts.items())
+        for (m, z, q), count in sorted(_coarsened(counts).items())
     ]
     return tuple(collected)
+
+
+def _coarsened(counts: dict[tuple[Any, ...], int]) -> dict[tuple[Any, ...], int]:
+    """Merge similar sampled events until at most ``_MAX_KINDS`` are left.
+
+    A merged event has the least noise and the largest sampling probability of its members: the cost is an upper bound.
+    """
+    step = _FIRST_STEP
+    while len(counts) > _MAX_KINDS:
+        members: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        for key in counts:
+            mechanism, z, q = key
+            cell = (mechanism, math.floor(math.log(z) / step), math.ceil(math.log(q) / step))
+            members.setdefault(cell, []).append(key)
+        counts = {
+            (cell[0], min(z for _, z, _ in keys), max(q for _, _, q in keys)): sum(
+                counts[key] for key in keys
+            )
+            for cell, keys in members.items()
+        }
+        step *= 2
+    return counts
 
 
 @lru_cache(maxsize=1024)

@@ -130,3 +130,20 @@ def test_the_bound_of_many_releases_is_above_their_distribution(monkeypatch: pyt
     accountant._epsilon.cache_clear()
     assert distribution < epsilon(events, DELTA) < 3 * distribution
     accountant._epsilon.cache_clear()
+
+
+def test_events_that_differ_in_every_round_are_merged_into_few_that_cost_no_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = [
+        NoiseEvent(noise_multiplier=1 + 1e-4 * n, sampling_probability=0.01 + 1e-6 * n, count=5)
+        for n in range(1000)
+    ]
+    merged = accountant._collected(rounds)
+    assert len(merged) <= accountant._MAX_KINDS
+    assert sum(event.count for event in merged) == 5000
+    few = [event.model_copy(update={"count": 50}) for event in rounds[::100]]
+    spent = accountant._renyi_epsilon(accountant._collected(few), 1e-5)
+    monkeypatch.setattr(accountant, "_MAX_KINDS", 10)
+    assert accountant._renyi_epsilon(accountant._collected(few), 1e-5) <= spent
+    assert spent < 1.1 * accountant._renyi_epsilon(accountant._collected(few), 1e-5)
