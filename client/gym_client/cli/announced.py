@@ -18,10 +18,14 @@ from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.trust.mirrors.listing import SignedMirrors
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 Announced = TypeVar("Announced", bound=StrictModel)
+
+_MAX_ERROR_CHARS = 2000
+"""Maximum characters in the description of an invalid recipe, since a hub chooses the number of its errors."""
 
 SOUP_FORMS = {
     "factors": "LoRA factors",
@@ -148,10 +152,12 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
             raise
         problem = error.message if isinstance(error, GymError) else str(error)
         if isinstance(error, ValidationError):
-            problem = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            problem = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()
+            )
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the recipe that the server announces is invalid: {problem}",
+            plain(f"the recipe that the server announces is invalid: {problem}", _MAX_ERROR_CHARS),
             "update gym-fed",
         ) from error
     require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))

@@ -57,7 +57,7 @@ class LoraRecipe(StrictModel):
     r: int = Field(8, ge=1, le=1024)
     lora_alpha: int = Field(16, ge=1, le=4096)
     lora_dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    target_modules: Annotated[list[str], Field(max_length=1000)] | Literal["all-linear"] = "all-linear"
     freeze_a: bool = False
     """Draw A at random and train only B. The seed is the recipe's plus the round's number: the same for every
     contributor of a round, and different in the next. Coordinate-wise rules are then exact on LoRA too, since their

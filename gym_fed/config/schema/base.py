@@ -27,6 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticUndefined, to_jsonable_python
 
 from gym_fed.core import aliases
+from gym_fed.core.text import counted
 
 _BOOLEAN_WORDS = {False: ("no", "off"), True: ("yes", "on")}
 """Words that YAML 1.1 reads as booleans if unquoted."""
@@ -104,6 +105,20 @@ LocalPath = Annotated[Path, BeforeValidator(_no_url)]
 """A path on this machine. ``Path`` alone would turn a URL into a folder ``s3:``."""
 
 
+MAX_KEYS = 1000
+"""Maximum number of keys of a section whose unknown keys are looked up, which takes milliseconds for each."""
+
+
+def require_few_keys(values: Any) -> None:
+    """Refuse a section with more than ``MAX_KEYS`` keys, before any of them is looked up.
+
+    Raises:
+        ValueError: With the number of keys.
+    """
+    if isinstance(values, dict) and len(values) > MAX_KEYS:
+        raise ValueError(f"has {counted(len(values), 'key')}; at most {MAX_KEYS:,} are allowed")
+
+
 class AcceptsAliases(StrictModel):
     """A schema that accepts names from other tools with a note; aliases are looked up only after a value is refused."""
 
@@ -115,6 +130,7 @@ class AcceptsAliases(StrictModel):
     def _resolve_aliases(
         cls, values: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo
     ) -> Any:
+        require_few_keys(values)
         try:
             return handler(values)
         except ValidationError:
