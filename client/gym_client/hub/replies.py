@@ -20,6 +20,9 @@ NOT_ITS_OWN = "the hub sent data that it did not sign"
 MAX_DOCUMENT = 1 << 20
 """Maximum characters of a document, which is also what a wire message can hold."""
 
+_MAX_VERDICTS, _MAX_ENTRIES = 100, 500
+"""Maximum number of verdicts of one reply, and of their ledger entries, each of which is requested and stored."""
+
 Kind = type | tuple[type, ...]
 _MAX_INT = 2**63
 _MEASURED = (int, float, NoneType)
@@ -168,6 +171,8 @@ def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
     Raises:
         GymError: ``INTERNAL``; see ``parse_object``.
     """
+    if len(texts) > _MAX_VERDICTS:
+        raise _refused("an account", f"has {counted(len(texts), 'verdict')}, more than {_MAX_VERDICTS}")
     verdicts = [
         parse_object(
             text,
@@ -186,6 +191,8 @@ def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
         entries = verdict.get("entries", [])
         if not isinstance(entries, list) or not all(type(number) is int for number in entries):
             raise _refused("a verdict", "has entries that are not numbers")
+    if len({number for verdict in verdicts for number in verdict.get("entries", ())}) > _MAX_ENTRIES:
+        raise _refused("verdicts", f"name more than {counted(_MAX_ENTRIES, 'ledger entry')}")
     return verdicts
 
 

@@ -12,9 +12,18 @@ from typing import Any
 from gym_client.hub.backoff import Backoff, is_passing, may_pass
 from gym_client.hub.transport import HubClient
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import CALL_SECONDS
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _BEATS_PER_LEASE = 3
+
+_LEAST_LEASE_SECONDS, _MOST_LEASE_SECONDS = 1.0, 3600.0
+"""Bounds of a lease's duration, whatever a hub sends: heartbeats neither run in a busy loop nor stop."""
+
+_MAX_WAITING = 64
+"""Maximum number of events that wait while a task is done; a hub can send more only after they are processed."""
+
+_PUT_SECONDS = 0.2
 
 _STREAM_SECONDS = 3600.0
 """Maximum lifetime of a stream, so that every call ends."""
@@ -25,7 +34,7 @@ class WorkStream:
 
     def __init__(self, client: HubClient) -> None:
         self._client = client
-        self._events: queue.SimpleQueue[pb.WorkEvent | GymError] = queue.SimpleQueue()
+        self._events: queue.Queue[pb.WorkEvent | GymError] = queue.Queue(_MAX_WAITING)
         self._stop = threading.Event()
         self._call: Any = None
         self._thread = threading.Thread(target=self._listen, name="work-stream", daemon=True)
@@ -51,13 +60,22 @@ class WorkStream:
         except queue.Empty:
             return None
 
+    def _put(self, event: pb.WorkEvent | GymError) -> None:
+        """Queue an event; if the queue is full, wait, which stops the hub by gRPC's flow control."""
+        if isinstance(event, pb.WorkEvent) and event.HasField("keep_alive") and not self._events.empty():
+            return  # it only wakes a reader that has nothing to read
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._events.put(event, timeout=_PUT_SECONDS)
+                return
+
     def _listen(self) -> None:
         backoff, refused, away = Backoff(), False, False
         while not self._stop.is_set():
             try:
                 if away:  # the new stream may stay silent for a long time, so report now that the hub is back
                     self._client.call("Status", pb.StatusRequest())
-                    self._events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
+                    self._put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
                     away = False
                 heard = self._listen_once(backoff)
                 refused = refused and not heard
@@ -71,7 +89,7 @@ class WorkStream:
                     continue
                 if backoff.tolerates(error):
                     error = GymError(ErrorCode.UNAVAILABLE, error.message, error.hint)
-                self._events.put(error)
+                self._put(error)
                 if not is_passing(error):
                     return
                 away = True
@@ -87,7 +105,7 @@ class WorkStream:
                 for event in self._call:
                     heard = True
                     backoff.reset()
-                    self._events.put(event)
+                    self._put(event)
                     if event.WhichOneof("event") == "finished":
                         self._stop.set()
                         return True
@@ -104,7 +122,7 @@ class WorkStream:
         try:
             self._client.check_key()
         except GymError as error:
-            self._events.put(error)
+            self._put(error)
             return False
         return True
 
@@ -114,7 +132,7 @@ class Lease:
 
     def __init__(self, message_id: str, seconds: float) -> None:
         self.message_id = message_id
-        self.seconds = seconds
+        self.seconds = _bounded(seconds)
         self.lost: GymError | None = None
         self.phase, self.done, self.total = "fetch", 0, 0
         self.ended = threading.Event()
@@ -136,8 +154,8 @@ class Lease:
             if self.ended.is_set() or self.lost is not None:
                 return
             try:
-                reply = client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
-                self.seconds = reply.lease_seconds or self.seconds
+                reply = client.call("Heartbeat", self.request, seconds=min(self.seconds, CALL_SECONDS))
+                self.seconds = _bounded(reply.lease_seconds) if reply.lease_seconds else self.seconds
             except GymError as error:
                 # The hub may be restarting, or only this call failed; the hub keeps the lease on its disk.
                 if not may_pass(error):
@@ -155,7 +173,12 @@ class Lease:
     def touch(self, client: HubClient) -> None:
         """Renew a lease that may have expired while the hub was unreachable, before the result is sent again."""
         with contextlib.suppress(GymError):  # if the lease is lost, the hub refuses the result with a reason
-            client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
+            client.call("Heartbeat", self.request, seconds=min(self.seconds, CALL_SECONDS))
+
+
+def _bounded(seconds: float) -> float:
+    """Return the duration of a lease within its bounds; the shortest if the hub's value is not a number."""
+    return min(max(_LEAST_LEASE_SECONDS, seconds), _MOST_LEASE_SECONDS)
 
 
 @contextmanager

@@ -26,6 +26,9 @@ _HINT = "do not use the variant; ask its owner and the hub's coordinator"
 Progress = Callable[[int, int], None]
 """Called with the number of downloaded entries and the total."""
 
+_MAX_HEADS = 2_000_000
+"""Maximum number of heads of one download, which are held in memory."""
+
 _HEAD = b'{"head":'
 _SECONDS = transfer_seconds(256 << 20)
 
@@ -83,7 +86,7 @@ class LedgerCopy:
 
     def _append(self, client: HubClient, size: int, head: SignedHead, progress: Progress) -> None:
         make_folder(self.path.parent)
-        heads = [h for h in _heads(client, size + 1) if h.size <= head.size]
+        heads = _heads(client, size + 1, head.size)
         is_new = not self.path.exists() or not self.path.stat().st_size
         first = [first_line(self._key)] if is_new else []
         entries: Iterable[Entry] | None = None
@@ -119,10 +122,26 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
         )
 
 
-def _heads(client: HubClient, from_size: int) -> list[SignedHead]:
-    call = client.stream("LedgerHeads", pb.LedgerHeadsRequest(from_size=from_size), _SECONDS)
-    with client.errors(), refused_as_unsigned():
-        return [SignedHead.from_json(message.head_json) for message in call]
+def _heads(client: HubClient, first: int, last: int) -> list[SignedHead]:
+    """Request the heads of sizes ``first`` to ``last``, which must arrive in order, each once."""
+    call = client.stream("LedgerHeads", pb.LedgerHeadsRequest(from_size=first), _SECONDS)
+    heads: list[SignedHead] = []
+    try:
+        with client.errors(), refused_as_unsigned():
+            for message in call:
+                head = SignedHead.from_json(message.head_json)
+                if head.size > last:
+                    break
+                if head.size < first or len(heads) == _MAX_HEADS:
+                    raise GymError(
+                        ErrorCode.SIGNATURE_INVALID,
+                        f"the hub sends a head of {counted(head.size, 'entry')} out of order",
+                    )
+                heads.append(head)
+                first = head.size + 1
+    finally:
+        call.cancel()
+    return heads
 
 
 def check_variant(

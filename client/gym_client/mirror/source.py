@@ -212,8 +212,8 @@ class Mirrors:
         host, _, port = mirror.config.address.rpartition(":")
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise GymError(ErrorCode.UNAVAILABLE, f"{host} cannot be resolved: {error.strerror}") from error
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label that no host name can have
+            raise GymError(ErrorCode.UNAVAILABLE, f"{host} cannot be resolved: {error}") from error
         ips = [str(entry[4][0]) for entry in found]
         ip = next((ip for ip in ips if may_connect(ip, self._client.address.host)), None)
         if ip is None:
