@@ -215,16 +215,17 @@ class Agent:
     def _do(self, task: pb.Task) -> None:
         """Process a task until it is answered or the hub no longer needs the answer."""
         lease = Lease(task.message_id, task.lease_seconds)
-        self._private = False
+        self._private, passing, group = False, list[Path](), task.metadata.group_id
         self._traffic.begin()
         self.display.report("task", titled(task), **task_fields(task, self.client.pin.server))
         self.display.busy("preparing the task: data, model, optimiser")
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:
-                request, sent = self._room.needed(lambda: self._reply(task, lease), lambda: lease.lost)
-                group = task.metadata.group_id
+                request = self._room.needed(lambda: self._reply(task, lease, passing), lambda: lease.lost)
                 self._room.needed(lambda: self._submit(request, group, lease), lambda: lease.lost)
             except GymError as error:
+                if lease.lost is not None or error.code is not ErrorCode.INTERRUPTED:
+                    self._objects.delete(passing)  # a hub could fill the disk with tasks that it takes back
                 self._failed(task, lease, error)
                 return
             finally:
@@ -234,8 +235,7 @@ class Agent:
         if self._private:
             self._spent.report(self.display)
         self._count(stage_of(task))
-        for path in sent:
-            path.unlink(missing_ok=True)
+        self._objects.delete(passing)
 
     def _count(self, stage: str | None) -> None:
         """Count all stages of a secure round as one answer, which is complete after the unmask stage."""
@@ -256,10 +256,9 @@ class Agent:
 
         return Hooks(progress, should_stop, self.client.now)
 
-    def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
-        """Fetch inputs, call the app and upload the result. Also return files to delete after the answer."""
+    def _reply(self, task: pb.Task, lease: Lease, passing: list[Path]) -> pb.SubmitRequest:
+        """Fetch inputs, call the app and upload the result; add the files to delete after the task to ``passing``."""
         self._settle()
-        passing: list[Path] = []
         self._fetch(task, lease, passing)
         message = to_message(task, self._objects.reader())
         run_id = task.metadata.run_id
@@ -273,7 +272,7 @@ class Agent:
         failpoint("client-before-upload")
         self._objects.upload(task, request, self._hooks(lease), self._retry(lease))
         failpoint("client-before-submit")
-        return request, passing
+        return request
 
     def _call(self, message: Message, context: Context) -> Message:
         """Call the app; convert anything it raises to a ``GymError``."""
@@ -295,7 +294,8 @@ class Agent:
                 if entry.key == "spec":
                     spec = parse_task(entry.value.text)
                     self._check(spec, lease)
-        passing.extend(self._objects.fetch(task, spec, self._hooks(lease), self._retry(lease)))
+        passing.extend(self._objects.temporary_files(task, spec))
+        self._objects.fetch(task, spec, self._hooks(lease), self._retry(lease))
 
     def _check(self, spec: TaskSpec, lease: Lease) -> None:
         self._private = spec.recipe.privacy is not None

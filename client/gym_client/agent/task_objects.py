@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flwr.app import Context, Message, Metadata, RecordDict, UserConfig
@@ -14,7 +14,7 @@ from gym_client.agent.tasks import TaskFolder
 from gym_client.agent.version_sum import VersionSum
 from gym_client.hub.backoff import Retry
 from gym_client.hub.traffic import Traffic
-from gym_client.hub.transfers import ObjectCache, download, upload
+from gym_client.hub.transfers import ObjectCache, download, partial_file, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.config.hub.task import TaskSpec, first_summed
@@ -45,9 +45,21 @@ class TaskObjects:
         self.policy = policy
         self._fetched = 0  # bytes in this run
 
+    def temporary_files(self, task: pb.Task, spec: TaskSpec | None) -> list[Path]:
+        """Return the files, complete or partial, of a task's objects that only this task needs: all but its soups.
+
+        Raises:
+            GymError: ``TOO_LARGE`` if there are more references than a message may have; ``USAGE`` for a name that is
+                not a SHA-256.
+        """
+        check_counts(task.content)
+        soups = set() if spec is None else {soup.sha256 for soup in spec.soups}
+        paths = [self.cache.path(ref.sha256) for ref in references(task.content) if ref.sha256 not in soups]
+        return [file for path in paths for file in (path, partial_file(path))]
+
     def fetch(
         self, task: pb.Task, spec: TaskSpec | None, hooks: Hooks, retry: Retry, again: bool = False
-    ) -> list[Path]:
+    ) -> None:
         """Download the objects that a task refers to.
 
         Additive soups are fetched as one object: the newest soup, the sum since this machine's last version, or the
@@ -60,16 +72,12 @@ class TaskObjects:
             retry: Retries an action while the hub is unreachable.
             again: True if the hub deleted a soup during its download.
 
-        Returns:
-            Files that are no longer needed after the task.
-
         Raises:
             GymError: ``POLICY_REFUSED`` before the download if it exceeds the policy's limits; ``TOO_LARGE`` if there
                 are more references than a message may have.
         """
         check_counts(task.content)
         refs = references(task.content)
-        temporary_files = [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
         sums = VersionSum(self._home.versions(spec.server)) if spec is not None else None
         start = end = ""
         if sums is not None and spec is not None and (summed := spec.soups[first_summed(spec.soups) :]):
@@ -106,13 +114,13 @@ class TaskObjects:
             except GymError as error:
                 if error.code is not ErrorCode.NOT_FOUND or start == end or again:
                     raise
-                return self.fetch(task, spec, hooks, retry, again=True)
+                self.fetch(task, spec, hooks, retry, again=True)
+                return
             if ref in missing:
                 before += ref.size_bytes
                 self._fetched += ref.size_bytes
         if sums is not None and start != end:
             move_file(self.cache.path(refs[-1].sha256), sums.combined(start, end))
-        return temporary_files
 
     def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> tuple[str, pb.ArrayRef]:
         """Return the version to start from (``start`` or the first) and the object that leads to the task's version."""
@@ -133,6 +141,11 @@ class TaskObjects:
                     raise
                 start = parents[summed]
         return start, pb.ArrayRef(sha256=sha256, size_bytes=size, stype=DELTA_STYPE)
+
+    def delete(self, paths: Iterable[Path]) -> None:
+        """Delete files of a task, if they exist."""
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
         """Return a function that reads the bytes of a task's references.

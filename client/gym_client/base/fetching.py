@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gym_client.hub.transfers import ObjectCache, Progress, download
+from gym_client.hub.transfers import SPARE_BYTES, ObjectCache, Progress, download
 from gym_client.hub.transport import HubClient
 from gym_fed.base.files import (
     MAX_FILES,
@@ -129,9 +129,6 @@ def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: 
 
 
 T = TypeVar("T")
-
-SPARE_BYTES = 256 << 20
-"""Bytes that must stay free on the disk."""
 
 
 def fetch_files(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gym_client.seeding.policy import Kind
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, write_atomically
 from gym_fed.core.hashed_file import HashedFile
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, readable_bytes
 from gym_fed.trust.wire.limits import CHUNK_BYTES
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -22,6 +23,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 CALL_BYTES = 64 * CHUNK_BYTES
 """Maximum number of bytes in one upload call, which bounds its deadline; the next call continues after them."""
+
+SPARE_BYTES = 256 << 20
+"""Bytes that must stay free on the disk after a large download."""
+_LARGE_BYTES = 64 << 20
 
 Progress = Callable[[int, int], None]
 """Called with the completed and total bytes."""
@@ -56,6 +61,11 @@ class ObjectCache:
         return path
 
 
+def partial_file(target: Path) -> Path:
+    """Return the path of an object's partial download."""
+    return target.with_name(f"{target.name}.part")
+
+
 def download(
     client: HubClient,
     cache: ObjectCache,
@@ -79,8 +89,9 @@ def download(
         kind: Kind of a public object, which other contributors may also serve; None for any other object.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for wrong data, which is deleted; ``UNAVAILABLE`` if the connection
-            breaks, or ``INTERRUPTED``; the partial download is then kept.
+        GymError: ``DISK_FULL`` before a large download that would fill the disk; ``HASH_MISMATCH`` or ``TOO_LARGE`` for
+            wrong data, which is deleted; ``UNAVAILABLE`` if the connection breaks, or ``INTERRUPTED``; the partial
+            download is then kept.
     """
     target = cache.path(sha256)
     seeding = client.seeding if kind is not None else None
@@ -88,10 +99,11 @@ def download(
         if kind is not None and seeding is not None:
             seeding.add(target, sha256, kind)
         return target
-    part = target.with_name(f"{sha256}.part")
+    part = partial_file(target)
     part.with_suffix(".seed").unlink(missing_ok=True)  # left by a killed process
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
+    _require_space(target.parent, size_bytes - (part.stat().st_size if part.exists() else 0))
     report = progress or (lambda done, total: None)
     came = (
         kind is not None
@@ -108,6 +120,17 @@ def download(
     if kind is not None and seeding is not None:
         seeding.add(target, sha256, kind)
     return target
+
+
+def _require_space(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if num_bytes >= _LARGE_BYTES and free < num_bytes + SPARE_BYTES:
+        raise GymError(
+            ErrorCode.DISK_FULL,
+            f"an object needs {readable_bytes(num_bytes)} more in {folder}, but only {readable_bytes(free)} are free, "
+            f"of which {readable_bytes(SPARE_BYTES)} must stay free",
+            "free some space, or use a home on another disk with --home",
+        )
 
 
 def _download_from_hub(
