@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 from typing import IO, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import atomic_file, copy_hashed, file_sha256, fsync_folder, make_folder
+from gym_fed.core.files import atomic_file, copy_hashed, disk_full, file_sha256, fsync_folder, make_folder
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 from gym_fed.core.text import counted
 from gym_fed.data.files import filesystem
@@ -71,8 +72,9 @@ class Objects:
         """Download an object to ``target``, which must not exist; a partial file is resumed.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` if the object is not a regular file; ``HASH_MISMATCH`` if its
-                bytes do not match its name, in which case the partial file is removed.
+            GymError: ``NOT_FOUND``; ``DISK_FULL`` before a byte is written; ``STATE_CORRUPT`` if the object is not a
+                regular file; ``HASH_MISMATCH`` if its bytes do not match its name, in which case the partial file is
+                removed.
         """
         source = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(source):
@@ -83,6 +85,8 @@ class Objects:
         if start > num_bytes:
             part.unlink()
             start = 0
+        if num_bytes - start > shutil.disk_usage(target.parent).free:
+            raise disk_full(target)
         with self._open(source) as stream, part.open("ab") as out:
             stream.seek(start)
             seen = start  # read one byte more than the size, so that the hash of a longer object differs

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
@@ -24,9 +24,12 @@ from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.aliases import on_class_too
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home, file_sha256, is_safe_path, write_atomically
+from gym_fed.core.text import counted, plain
 from gym_fed.data.objects import Objects
 
 CARD_NAME = ".gym-dataset.json"
+_MAX_FILES = 100_000
+_MAX_FILE_BYTES = 1 << 42
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?")
 _MANIFEST = re.compile(r"(\d{6})\.json")
 
@@ -37,7 +40,7 @@ class DatasetFile(StrictModel):
     path: str
     """Path relative to the dataset's folder, with ``/`` as separator."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    num_bytes: int = Field(ge=0)
+    num_bytes: int = Field(ge=0, le=_MAX_FILE_BYTES)
 
     @field_validator("path")
     @classmethod
@@ -55,9 +58,22 @@ class DatasetManifest(StrictModel):
     licence: str
     """SPDX identifier of the licence, or ``LicenseRef-NAME``."""
     description: str
-    files: list[DatasetFile] = Field(min_length=1)
+    files: list[DatasetFile] = Field(min_length=1, max_length=_MAX_FILES)
     created_at: float
     """Time of creation in Unix seconds."""
+
+    @field_validator("files")
+    @classmethod
+    def _validate_files(cls, files: list[DatasetFile]) -> list[DatasetFile]:
+        paths = {CARD_NAME.lower()}
+        for file in files:
+            if file.path.lower() in paths:
+                raise ValueError(f"{plain(repr(file.path), 80)} is listed twice, or is the card's name")
+            paths.add(file.path.lower())  # file systems of macOS and Windows ignore case
+        for path in paths:
+            if any(str(folder) in paths for folder in PurePosixPath(path).parents):
+                raise ValueError(f"{plain(repr(path), 80)} is below a file")
+        return files
 
     def same_content(self, other: DatasetManifest) -> bool:
         """Return True if two versions differ at most in number and time."""
@@ -106,6 +122,12 @@ class DatasetRegistry:
                     f"{local}: its name cannot be stored on every system",
                     "rename it: no colons, backslashes or names such as aux, and no dot or space at the end",
                 )
+        if len({relative.lower() for _, relative in local_files}) < len(local_files):
+            problem = f"{path}: two files have the same name but for its case"
+            raise GymError(ErrorCode.DATA_INVALID, problem, "rename one: macOS and Windows ignore case")
+        if len(local_files) > _MAX_FILES:
+            problem = f"{path} has {counted(len(local_files), 'file')}, more than {_MAX_FILES:,}"
+            raise GymError(ErrorCode.DATA_INVALID, problem, "pack the rows into fewer files")
         files = []
         for local, relative in local_files:
             sha256 = file_sha256(local)
@@ -204,7 +226,8 @@ class DatasetRegistry:
 
     def _all_names(self) -> set[str]:
         paths = self._objects.tree("datasets")
-        return {p.rpartition("/")[0] for p in paths if _MANIFEST.fullmatch(p.rpartition("/")[2])}
+        names = {p.rpartition("/")[0] for p in paths if _MANIFEST.fullmatch(p.rpartition("/")[2])}
+        return {name for name in names if _NAME.fullmatch(name)}
 
 
 def _manifest_path(name: str, version: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -219,3 +221,58 @@ def test_equal_files_are_stored_once(tmp_path: Path, data: Path) -> None:
     objects = [file for file in (tmp_path / "store/objects").rglob("*") if file.is_file()]
     assert len(objects) == 2
     assert {file.name for file in objects} == {file_sha256(file) for file in objects}
+
+
+@pytest.mark.parametrize(
+    "paths", [["a", "a"], ["a", "A"], ["a", "a/b"], [".gym-dataset.json"], [".GYM-dataset.json"]], ids=str
+)
+def test_a_manifest_whose_files_collide_is_refused_before_a_byte(
+    tmp_path: Path, data: Path, paths: list[str]
+) -> None:
+    registry = DatasetRegistry(tmp_path / "store")
+    registry.push("words", data, licence=LICENCE)
+    manifest = tmp_path / "store/datasets/words/000001.json"
+    values = json.loads(manifest.read_text())
+    values["files"] = [{**values["files"][0], "path": path} for path in paths]
+    manifest.write_text(json.dumps(values))
+    with pytest.raises(GymError) as caught:
+        registry.pull("words", tmp_path / "here")
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    assert not (tmp_path / "here").exists()
+
+
+def test_files_that_differ_in_case_alone_are_not_pushed(tmp_path: Path, data: Path) -> None:
+    (data / "A.jsonl").write_text("{}\n")
+    if (data / "a.jsonl").read_text() == "{}\n":
+        pytest.skip("this file system ignores case")
+    with pytest.raises(GymError, match="but for its case") as caught:
+        DatasetRegistry(tmp_path / "store").push("words", data, licence=LICENCE)
+    assert caught.value.code is ErrorCode.DATA_INVALID
+
+
+def test_an_implausible_size_and_a_name_that_nobody_can_push_spoil_no_list(
+    tmp_path: Path, data: Path
+) -> None:
+    registry = DatasetRegistry(tmp_path / "store")
+    registry.push("words", data, licence=LICENCE)
+    (tmp_path / "store/datasets/Bad Name").mkdir()
+    (tmp_path / "store/datasets/Bad Name/000001.json").write_text("{}")
+    assert [manifest.name for manifest in registry.list()] == ["words"]
+    manifest = tmp_path / "store/datasets/words/000001.json"
+    values = json.loads(manifest.read_text())
+    values["files"][0]["num_bytes"] = 10**400
+    manifest.write_text(json.dumps(values))
+    with pytest.raises(GymError, match="num_bytes"):
+        registry.list()
+
+
+def test_an_object_that_would_fill_the_disk_is_refused_before_a_byte(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = DatasetRegistry(tmp_path / "store")
+    registry.push("words", data / "a.jsonl", licence=LICENCE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
+    with pytest.raises(GymError) as caught:
+        registry.pull("words", tmp_path / "here")
+    assert caught.value.code is ErrorCode.DISK_FULL
+    assert not list((tmp_path / "here").iterdir())
