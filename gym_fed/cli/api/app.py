@@ -52,6 +52,7 @@ _LOADER = "gym-api-load"
 """Name of the server thread that loads the model and then the chat renderer."""
 _SHOWN_MODELS = 5
 _MAX_ANSWER_BYTES = 2000
+_MAX_CELL = 4096
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet evaluate a cell as a formula; users choose their names."""
 _COLUMNS = ("month", "key", "user", "requests", "prompt_tokens", "completion_tokens", "tokens")
@@ -353,4 +354,9 @@ def usage(
 
 
 def _cell(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    shown = plain(
+        value, _MAX_CELL
+    )  # a caller chooses its user's name, which must not drive the terminal either
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown

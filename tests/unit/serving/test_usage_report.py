@@ -70,6 +70,15 @@ def test_a_name_is_no_formula_of_a_spreadsheet(log: Path) -> None:
         assert gym(log, *wrong).exit_code != 0
 
 
+def test_a_name_drives_neither_the_terminal_nor_the_encoding_of_a_csv(log: Path) -> None:
+    line = {"at": 1796000000, "key": "ada", "user": "\x1b]0;x\x07\ud800", "tokens": 1}
+    log.write_text(json.dumps({**line, "prompt_tokens": 1, "completion_tokens": 0, "model": "m"}) + "\n")
+    done = gym(log, "--csv")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    assert r"\x1b]0;x\x07\ud800" in done.stdout
+
+
 def test_a_removed_variant_leaves_tokens_for_royalties_and_no_name(log: Path) -> None:
     before = log.read_bytes()
     assert forget_variant(log, "ada") == 2
