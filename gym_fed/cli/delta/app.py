@@ -208,12 +208,12 @@ def _vocabulary(delta: DeltaFile) -> dict[str, Any] | None:
 def _print_vocabulary(vocabulary: dict[str, Any]) -> None:
     for token in vocabulary["tokens"] + vocabulary["changed"]:
         flags = " ".join(token["flags"])
-        typer.echo(f"token   {token['id']} {plain(token['token'], 60)!r} {flags}".rstrip())
+        console.out.print(f"token   {token['id']} {plain(token['token'], 60)!r} {flags}".rstrip())
     for role, text in sorted(vocabulary["roles"].items()):
-        typer.echo(f"token   {role}: {plain(text, 60)!r}")
+        console.out.print(f"token   {role}: {plain(text, 60)!r}")
     if (rows := vocabulary["rows"]) is not None:
         padding = f"; without a token: {rows['without_token']}" if rows["without_token"] else ""
-        typer.echo(
+        console.out.print(
             f"rows    {rows['first']} to {rows['size'] - 1} of {', '.join(rows['tensors'])}, as values, "
             f"{counted(rows['bytes'], 'byte')}{padding}"
         )
@@ -231,17 +231,17 @@ def _print_summary(summary: dict[str, Any]) -> None:
             (tensor["name"], shape, codec, bits, scale, f"{tensor['norm']:.4g}", f"{tensor['bytes']:,}")
         )
     console.print_columns(rows, indent="")
-    typer.echo(f"base    {summary['base_model']} {summary['base_digest']}")
+    console.out.print(f"base    {plain(summary['base_model'])} {summary['base_digest']}")
     for key, value in sorted(summary["extra"].items()):
-        typer.echo(f"extra   {key}: {value!r}")
+        console.out.print(f"extra   {plain(key)}: {plain(repr(value), 1000)}")
     if summary["vocabulary"] is not None:
         _print_vocabulary(summary["vocabulary"])
-    typer.echo(
+    console.out.print(
         f"total   {counted(len(summary['tensors']), 'tensor')}, {counted(summary['num_weights'], 'weight')}, "
         f"{counted(summary['size_bytes'], 'byte')} ({summary['header_bytes']:,} of header), "
         f"{summary['bits_per_weight']:.3f} bits per weight, norm {summary['norm']:.4g}"
     )
-    typer.echo(f"sha256  {summary['sha256']}")
+    console.out.print(f"sha256  {summary['sha256']}")
 
 
 def _without_nan(error: LayerError) -> dict[str, Any]:

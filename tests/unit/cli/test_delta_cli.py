@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.file import DeltaFile
 
@@ -177,3 +179,15 @@ def test_options_that_contradict_each_other_are_refused(
     assert error.code is ErrorCode.CONFIG_INVALID
     assert message in error.message
     assert not (tmp_path / "d.gymdelta").exists()
+
+
+def test_texts_of_a_file_neither_drive_the_terminal_nor_add_lines(gym: Gym, tmp_path: Path) -> None:
+    hostile = "\x1b]0;x\x07\nsha256  forged\u202e"
+    base, path = {"w": torch.zeros(8, 8)}, tmp_path / "hostile.gymdelta"
+    spec = BaseSpec(hostile, f"sha256:{'0' * 64}", {"w": (8, 8)})
+    encode_delta(
+        {"w": torch.ones(8, 8)}, base, CodecPolicy(error_feedback=False), path, spec, extra={hostile: hostile}
+    )
+    shown = gym("show", path).output
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert sum(line.startswith("sha256") for line in shown.splitlines()) == 1
