@@ -46,7 +46,7 @@ def task(codec: str = "bitdelta", server: str = SERVER, **recipe: Any) -> TaskSp
 
 
 def with_modules(module: str) -> Terms:
-    return terms(lora={"target_modules": [f"{module}{number}" for number in range(60_000)]})
+    return terms(lora={"target_modules": [module * 600 + str(number) for number in range(1000)]})
 
 
 class Asked:
