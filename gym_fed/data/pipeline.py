@@ -296,7 +296,7 @@ class DataPipeline(ExpectedElsewhere):
         if any(key is None for part in steps for key in part):
             raise GymError(
                 ErrorCode.USAGE,
-                "cache: filter functions cannot be told apart",
+                "cache: filter functions cannot be distinguished",
                 'pass a key that identifies the function: filter(function, key="short answers, version 1")',
             )
         return {

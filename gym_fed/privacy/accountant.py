@@ -30,8 +30,10 @@ _ROOT_ERROR = 1e-9
 _MAX_CELLS = 1_000_000
 """Maximum grid size. With very little noise (epsilon in the hundreds), a coarser grid is used to stay within it, which
 loosens the bound by a relative 1e-6."""
-_MAX_EPSILON = 10**7
-"""Maximum epsilon that is reported; more is refused."""
+_MAX_PLD_LOSS = 1e8
+"""Maximum privacy loss of an event for its distribution, which overflows above 1e10."""
+_MIN_MULTIPLIER = 1e-4
+"""Minimum noise multiplier, at which the epsilon of one release is about 50 million."""
 _MAX_PLD_EPSILON = 1000
 _MAX_PLD_RELEASES = 1_000_000
 """Limits of privacy loss distributions, which take seconds and about 1 GB at either. Above them, epsilon is bounded by
@@ -79,19 +81,14 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
     _require_probability(target_delta)
     if not events:
         return 0.0
-    try:
-        spent = _epsilon(_collected(events), target_delta)
-        if spent > _MAX_EPSILON:
-            raise OverflowError
-        return spent
-    except (OverflowError, ZeroDivisionError) as error:
-        least = min(event.noise_multiplier for event in events)
+    least = min(event.noise_multiplier for event in events)
+    if least < _MIN_MULTIPLIER:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"noise_multiplier is {least:g}: so little noise gives no privacy, since epsilon is above "
-            f"{_MAX_EPSILON:,}",
+            f"noise_multiplier is {least:g}, below {_MIN_MULTIPLIER:g}: so little noise gives no privacy",
             "raise noise_multiplier; 1 is usual",
-        ) from error
+        )
+    return _epsilon(_collected(events), target_delta)
 
 
 def accountant_name(events: Sequence[NoiseEvent], target_delta: float) -> str:
@@ -229,7 +226,9 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 
 
 def _is_too_large(events: tuple[NoiseEvent, ...], target_delta: float) -> bool:
-    """Return True if the sampled events exceed a limit of privacy loss distributions."""
+    """Return True if the events exceed a limit of privacy loss distributions."""
+    if _widest_loss(events) > _MAX_PLD_LOSS:
+        return True
     releases = sum(event.count for event in events if event.sampling_probability < 1.0)
     if releases <= 1:  # the distribution of one release is small
         return False

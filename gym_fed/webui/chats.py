@@ -204,7 +204,9 @@ class Chats:
             return SavedChat.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{file}: not a readable conversation", "move the file elsewhere"
+                ErrorCode.STATE_CORRUPT,
+                f"{file}: not a readable conversation",
+                "move the file to another folder",
             ) from error
 
     def _write(self, id: str, chat: SavedChat) -> None:

@@ -301,7 +301,7 @@ def test_a_source_changed_while_it_is_read_is_not_cached(tmp_path: Path, tokeniz
 
 def test_a_function_is_cached_under_its_key_only(tmp_path: Path, tokenizer: Any) -> None:
     base = DataPipeline(sources=[texts("a", 9)], tokenizer=tokenizer, sequence_length=16).cache(tmp_path)
-    with pytest.raises(GymError, match="filter functions cannot be told apart"):
+    with pytest.raises(GymError, match="filter functions cannot be distinguished"):
         list(base.filter(lambda row: True))
     assert list(base.filter(lambda row: True, key="all"))
     assert not base.filter(lambda row: False, key="none").is_cached()

@@ -190,13 +190,22 @@ def test_pushes_at_the_same_time_get_versions_of_their_own(url: str, tmp_path: P
     assert pushed == {file.name for file in files}
 
 
-@pytest.mark.parametrize("path", ["../out.jsonl", "/etc/out.jsonl", "a/../../b", "C:/x", "a\\b", ""])
-def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path: Path, data: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "paths",
+    [
+        *(["../out.jsonl"], ["/etc/out.jsonl"], ["a/../../b"], ["C:/x"], ["a\\b"], [""]),
+        *(["a", "a"], ["a", "A"], ["a", "a/b"], [".gym-dataset.json"], [".GYM-dataset.json"]),
+    ],
+    ids=str,
+)
+def test_a_manifest_whose_files_lead_out_of_the_folder_or_collide_is_refused_before_a_byte(
+    tmp_path: Path, data: Path, paths: list[str]
+) -> None:
     registry = DatasetRegistry(tmp_path / "store")
     registry.push("words", data, licence=LICENCE)
     manifest = tmp_path / "store/datasets/words/000001.json"
     values = json.loads(manifest.read_text())
-    values["files"][0]["path"] = path
+    values["files"] = [{**values["files"][0], "path": path} for path in paths]
     manifest.write_text(json.dumps(values))
     with pytest.raises(GymError) as caught:
         registry.pull("words", tmp_path / "here")
@@ -221,24 +230,6 @@ def test_equal_files_are_stored_once(tmp_path: Path, data: Path) -> None:
     objects = [file for file in (tmp_path / "store/objects").rglob("*") if file.is_file()]
     assert len(objects) == 2
     assert {file.name for file in objects} == {file_sha256(file) for file in objects}
-
-
-@pytest.mark.parametrize(
-    "paths", [["a", "a"], ["a", "A"], ["a", "a/b"], [".gym-dataset.json"], [".GYM-dataset.json"]], ids=str
-)
-def test_a_manifest_whose_files_collide_is_refused_before_a_byte(
-    tmp_path: Path, data: Path, paths: list[str]
-) -> None:
-    registry = DatasetRegistry(tmp_path / "store")
-    registry.push("words", data, licence=LICENCE)
-    manifest = tmp_path / "store/datasets/words/000001.json"
-    values = json.loads(manifest.read_text())
-    values["files"] = [{**values["files"][0], "path": path} for path in paths]
-    manifest.write_text(json.dumps(values))
-    with pytest.raises(GymError) as caught:
-        registry.pull("words", tmp_path / "here")
-    assert caught.value.code is ErrorCode.STATE_CORRUPT
-    assert not (tmp_path / "here").exists()
 
 
 def test_files_that_differ_in_case_alone_are_not_pushed(tmp_path: Path, data: Path) -> None:

@@ -117,9 +117,13 @@ def test_more_releases_than_memory_allows_are_bounded_from_above(noise: float, c
     assert accountant_name(events, DELTA) == "rdp"
     fewer = [NoiseEvent(noise_multiplier=noise, sampling_probability=0.05, count=2)]
     assert epsilon(fewer, DELTA) < epsilon(events, DELTA) < math.inf
-    endless = [NoiseEvent(noise_multiplier=noise, sampling_probability=0.05, count=10**18)]
-    with pytest.raises(GymError, match="no privacy"):
-        epsilon(endless, DELTA)
+    many = [NoiseEvent(noise_multiplier=noise, sampling_probability=0.05, count=10**18)]
+    assert epsilon(events, DELTA) < epsilon(many, DELTA) < math.inf, "what is spent can always be stated"
+
+
+def test_what_many_releases_of_hardly_any_noise_spent_can_be_stated() -> None:
+    events = [NoiseEvent(noise_multiplier=1e-4, count=count) for count in (1, 10**6)]
+    assert epsilon(events[:1], DELTA) < epsilon(events, DELTA) < math.inf
 
 
 def test_the_bound_of_many_releases_is_above_their_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
