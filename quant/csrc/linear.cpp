@@ -4,8 +4,10 @@
 // Activations of int8 and int4 are rounded to 16 bits with a step for every group, kept as two signed bytes (hi, lo).
 // A group's sum is exact in 32 bits; groups add in float32, ascending, a product and a sum at a time. So all paths
 // give the same bits, whatever the number of rows and threads. bfloat16 adds float32 products, even and odd columns
-// apart, with fused multiply-add where the processor has it. Many rows are multiplied in bfloat16 where the processor
-// has such products: activations are rounded, and tiles of codes decoded, in a core's own cache.
+// apart, with fused multiply-add where the processor has it. Where the processor has products of bfloat16 (vdpbf16ps), it
+// multiplies bfloat16 weights by activations rounded to bfloat16; many rows of int8 and int4 too, with tiles of codes
+// decoded in a core's own cache.
+#include <array>
 #include <atomic>
 #include <utility>
 
@@ -436,7 +438,7 @@ GQ_BF16512 void pairs_avx512(const uint8_t* tile, const int32_t* x, int64_t pair
     __m512 sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t c = 0; c < pairs; ++c, tile += 4 * TILE) {
-        ahead(tile);
+        if (R > 1) ahead(tile);
         const auto w0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile));
         const auto w1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile + 64));
 #pragma GCC unroll 16
@@ -499,18 +501,23 @@ GQ_BF16512 void round_pairs(const float* x, int64_t cols, int64_t width, uint16_
     }
 }
 
-// Rows of one bfloat16 tile by vdpbf16ps.
+constexpr int64_t MOST_PAIRED = 12;  // rows at a time: their sums and two vectors of weights fill the registers
+using Pairs = void (*)(const uint8_t* tile, const int32_t* x, int64_t pairs, float* total);
+
+template <size_t... N>
+constexpr std::array<Pairs, sizeof...(N)> pair_kernels(std::index_sequence<N...>) {
+    return {pairs_avx512<static_cast<int>(N) + 1>...};
+}
+
+// Rows of one bfloat16 tile by vdpbf16ps, in as few passes over the tile as possible, of about equal size.
 GQ_BF16512 void tile_by_pairs(const uint8_t* tile, const int32_t* x, int64_t pairs, int64_t rows, int64_t t, int64_t out,
                               float* y, int64_t stride) {
-    alignas(64) float total[12 * TILE];
-    for (int64_t r = 0; r < rows;) {
-        const int64_t left = rows - r, some = left >= 12 ? 12 : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        auto run = some == 12  ? pairs_avx512<12>
-                   : some == 8 ? pairs_avx512<8>
-                   : some == 4 ? pairs_avx512<4>
-                   : some == 2 ? pairs_avx512<2>
-                               : pairs_avx512<1>;
-        run(tile, x + r * pairs, pairs, total);
+    static constexpr auto run = pair_kernels(std::make_index_sequence<MOST_PAIRED>());
+    alignas(64) float total[MOST_PAIRED * TILE];
+    const int64_t passes = (rows + MOST_PAIRED - 1) / MOST_PAIRED;
+    for (int64_t pass = 0, r = 0; pass < passes; ++pass) {
+        const int64_t some = (rows - r + passes - pass - 1) / (passes - pass);
+        run[some - 1](tile, x + r * pairs, pairs, total);
         put(total, some, t, out, y + r * stride, stride);
         r += some;
     }
@@ -528,7 +535,7 @@ T* aligned(std::vector<T>& store, size_t count) {
 // Many rows by vdpbf16ps; tiles of codes become bfloat16 one at a time, in a core's own cache.
 void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y, int64_t stride) {
     const int64_t groups = w.groups(), width = w.width(), bytes = groups * w.record();
-    const int64_t pass = std::min(n, std::max<int64_t>(12, HELD / (2 * width) / 12 * 12));
+    const int64_t pass = std::min(n, std::max(MOST_PAIRED, HELD / (2 * width) / MOST_PAIRED * MOST_PAIRED));
     static thread_local std::vector<uint16_t> rounded_store;
     uint16_t* rounded = aligned(rounded_store, static_cast<size_t>(pass * width));
     for (int64_t start = 0; start < n; start += pass) {
@@ -590,7 +597,7 @@ Kernels<Floats> float_kernels(int kernel) {
 int kernel_of(int path, int features, const Linear& w, bool many) {
     if (path == SCALAR || !(features & FMA)) return BY_SCALAR;
     if (path == AVX2) return BY_AVX2;
-    if (many && (features & BF16)) return BY_BF16;
+    if ((many || w.format == BFLOAT16) && (features & BF16)) return BY_BF16;
     return w.format != BFLOAT16 && (features & VNNI) ? BY_VNNI : BY_AVX512;
 }
 

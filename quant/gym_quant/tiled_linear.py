@@ -25,7 +25,8 @@ class TiledLinear(PackedLinear):
     """Tiles that a native kernel reads as one stream.
 
     Few rows are multiplied tile by tile. From ``many_rows`` rows on, bfloat16 products are used if the processor has
-    them (AVX-512 BF16); without vector instructions, torch then multiplies blocks decoded to float32.
+    them (AVX-512 BF16), as for bfloat16 weights with any number of rows; without vector instructions, torch then
+    multiplies blocks decoded to float32.
 
     Attributes:
         code: Number of the format in native code.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gym_quant import packed_file
+from gym_quant.kernels import dispatch, native
 from gym_quant.linear import get_linear
 from gym_quant.packed_file import open_packed, write_packed
 from gym_quant.tiled_linear import TiledLinear
@@ -30,6 +31,11 @@ from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.setup import open_serving
 from tests.unit.serving.test_decoder import build, texts
 from tests.unit.serving.test_plain_model import saved
+
+
+def rounds_activations() -> bool:
+    """True if products with bfloat16 weights round activations."""
+    return dispatch.path() == "avx512" and bool((native.features() or 0) & native.HAS_BF16)
 
 
 @pytest.fixture
@@ -190,6 +196,26 @@ def test_a_packed_product_that_is_not_that_of_the_weights_is_refused_at_the_firs
     monkeypatch.setattr(TiledLinear, "multiply", off)
     with pytest.raises(GymError, match=f"logits in packed {format}.* are off by"):
         MultiVariantModel(model, base_format=format)
+
+
+@pytest.mark.skipif(
+    not rounds_activations(),
+    reason="this processor has no products of bfloat16 (AVX-512 BF16), or they are off",
+)
+def test_products_of_bfloat16_that_are_not_those_of_float32_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _ = load_base(str(folder), [], "bfloat16", plain=True)
+    right = TiledLinear.multiply
+
+    def off(self: TiledLinear, x: torch.Tensor, y: torch.Tensor) -> None:
+        right(self, x, y)
+        if rounds_activations():
+            y *= 1.5
+
+    monkeypatch.setattr(TiledLinear, "multiply", off)
+    with pytest.raises(GymError, match="logits in products of bfloat16 are off by"):
+        MultiVariantModel(model, base_format="bfloat16")
 
 
 @pytest.mark.parametrize("format", ["int8", "int4"])
