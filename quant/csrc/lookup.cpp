@@ -17,7 +17,8 @@ namespace gq {
 namespace {
 
 constexpr int64_t BLOCK = 128;   // bytes of a row with one step
-constexpr int64_t AHEAD = 4096;  // bytes of bits asked for ahead of use; twice that by vpermb
+constexpr int64_t AHEAD = 4096;  // bytes of bits asked for ahead of use
+constexpr int64_t FAR = 8192;    // the same by vpermb, into the second cache: the first has too few misses in flight
 constexpr int64_t CACHE = 384 * 1024;  // bytes of tables that stay in a core's second cache
 constexpr int64_t PIECE = 32 * 1024;   // bytes of bits in a piece of work, about
 constexpr int MOST_ROWS = 4;
@@ -194,7 +195,23 @@ struct Rows {
     const uint8_t* codes[MOST_ROWS];
     const float* steps[MOST_ROWS];
     const int32_t* ones[MOST_ROWS];  // of every part: whole number sum of the inputs; null where no delta needs it
+    const uint8_t *end, *next;       // where the bits of this piece of work end, and those of the next begin
+
+    // Where the bits lie that are used `FAR` bytes after `from`.
+    const uint8_t* after(const uint8_t* from) const {
+        const uint8_t* later = from + FAR;
+        return later < end ? later : next + (later - end);
+    }
 };
+
+// Asks for the first scales of a tile.
+inline void ahead(const float* scales) {
+#if GQ_X86
+    for (int k = 0; k < 4; ++k) _mm_prefetch(reinterpret_cast<const char*>(scales + 16 * k), _MM_HINT_T0);
+#else
+    (void)scales;
+#endif
+}
 
 // total[r][64] of one tile for R rows.
 using Tile = void (*)(const Delta& delta, int64_t tile, int64_t bytes, const Rows& rows, float* const* total);
@@ -375,9 +392,9 @@ GQ_AVX512 void counts_avx512(const uint8_t* bits, int64_t stride, int64_t start,
 template <int R>
 GQ_INLINE void tile_body(const Delta& delta, int64_t tile, int64_t bytes, const Rows& rows, float* const* total,
                          Counts counted) {
-    const int64_t groups = (bytes + delta.group - 1) / delta.group, stride = 256 * delta.planes;
-    const uint8_t* bits = delta.bits + tile * units_of(bytes) * stride;
-    const float* scales = delta.scales + tile * groups * TILE;
+    const int64_t groups = delta.groups(bytes), stride = 256 * delta.planes;
+    const uint8_t* bits = delta.bits_of(tile, bytes);
+    const float* scales = delta.scales_of(tile, bytes);
     const float* offsets = delta.offsets ? delta.offsets + tile * groups * TILE : nullptr;
     for (int r = 0; r < R; ++r) std::memset(total[r], 0, TILE * sizeof(float));
     int64_t part = 0;
@@ -466,9 +483,9 @@ GQ_VBMI GQ_INLINE __m512i weights_of(int64_t first, int64_t last, int weight) {
 template <int R, bool WIDE, bool ONE>
 GQ_VBMI void tile_vbmi(const Delta& delta, int64_t tile, int64_t bytes, const Rows& rows, float* const* total) {
     const int planes = ONE ? 1 : delta.planes;
-    const int64_t groups = (bytes + delta.group - 1) / delta.group, stride = 256 * planes;
-    const uint8_t* bits = delta.bits + tile * units_of(bytes) * stride;
-    const float* scales = delta.scales + tile * groups * TILE;
+    const int64_t groups = delta.groups(bytes), stride = 256 * planes;
+    const uint8_t* bits = delta.bits_of(tile, bytes);
+    const float* scales = delta.scales_of(tile, bytes);
     const float* offsets = !ONE && delta.offsets ? delta.offsets + tile * groups * TILE : nullptr;
     int all = 1;
     if (!ONE) {
@@ -508,8 +525,9 @@ GQ_VBMI void tile_vbmi(const Delta& delta, int64_t tile, int64_t bytes, const Ro
             const uint8_t* from = bits + unit * stride;
             for (const int64_t whole = stop / UNIT; unit < whole; ++unit) {
                 for (int p = 0; p < planes; ++p, from += 256) {
+                    const uint8_t* later = rows.after(from);
                     for (int k = 0; k < 4; ++k)
-                        _mm_prefetch(reinterpret_cast<const char*>(from + (WIDE ? AHEAD : 2 * AHEAD) + 64 * k), _MM_HINT_T0);
+                        _mm_prefetch(reinterpret_cast<const char*>(later + 64 * k), _MM_HINT_T1);
                     const __m512i weights = ONE ? ones : _mm512_set1_epi8(static_cast<char>(1 << delta.shift[p]));
                     unit_vbmi<R, WIDE>(from, unit, rows, weights, count, lower);
                 }
@@ -686,12 +704,17 @@ int add_products(int path, int threads, int features, bool wide, const uint8_t* 
         const Tile* run = d.planes == 1 && !d.zero && !d.offsets && !d.shift[0] ? kernels.one : kernels.levels;
         alignas(64) float total[MOST_ROWS][TILE];
         float* const totals[MOST_ROWS] = {total[0], total[1], total[2], total[3]};
+        const bool is_last = p + 1 == static_cast<int64_t>(pieces.size());
+        const Piece& next = is_last ? piece : pieces[static_cast<size_t>(p + 1)];
+        const int64_t then = is_last ? piece.last : next.first;
         for (int64_t t = piece.first; t < piece.last; ++t) {
+            ahead(t + 1 < piece.last ? d.scales_of(t + 1, bytes) : next.delta.scales_of(then, bytes));
             const int64_t here = std::min(TILE, matrix.rows - t * TILE);
             for (int64_t k = piece.from; k < piece.to;) {
                 const int64_t left = piece.to - k;
                 const int size = left >= 4 && run[2] ? 2 : left >= 2 ? 1 : 0, taken = 1 << size;
                 Rows some = {};
+                some.end = d.bits_of(piece.last, bytes), some.next = next.delta.bits_of(then, bytes);
                 for (int r = 0; r < taken; ++r) {
                     const int64_t b = rows[static_cast<size_t>(k + r)], at = places[static_cast<size_t>(k + r)];
                     some.codes[r] = codes + b * entries;

@@ -22,6 +22,11 @@ struct Delta {
     int planes;
     int zero;  // this times the sum of the inputs is taken off
     int shift[MOST_PLANES];
+
+    // Of rows of `bytes` bytes.
+    int64_t groups(int64_t bytes) const { return (bytes + group - 1) / group; }
+    const uint8_t* bits_of(int64_t tile, int64_t bytes) const { return bits + tile * units_of(bytes) * 256 * planes; }
+    const float* scales_of(int64_t tile, int64_t bytes) const { return scales + tile * groups(bytes) * TILE; }
 };
 
 // One matrix of the variants of a step, as Python gives it: eight numbers, of which the pointers are addresses.
