@@ -1,15 +1,16 @@
 """Tokens per second against llama.cpp: one base for 1, 8 and 32 users, and eight users with something of their own.
 
     python benchmarks/serving_peers.py [--model FOLDER] [--peer PYTHON] [--native PYTHON] [--users 1 8] [--turns 3]
-        [--threads 2] [--layers-7b] [--only WORD] [--quick]
+        [--threads 2] [--layers-7b] [--prompt TOKENS] [--only WORD] [--quick]
 
 The model is SmolLM2-135M-Instruct unless a folder is given; `gym export` writes its GGUF files once to
 ``runs/serving-peers``. With ``--layers-7b``, it is two layers of a 7B Llama with random weights and that model's
 tokenizer, and turns have 8 + 8 tokens.
 
-Our sides are the base in bfloat16 and int8, eight one-bit variants of all weights, and eight LoRA variants of rank 16.
-The sides of llama.cpp (``xllamacpp`` from PyPI, built only for AVX2) are bf16, Q8_0, and eight LoRA adapters of rank 16
-with the same weights as ours. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this
+Our sides are the base in bfloat16, int8 and int4, eight one-bit variants of all weights, and eight LoRA variants of
+rank 16. The sides of llama.cpp (``xllamacpp`` from PyPI, built only for AVX2) are bf16, Q8_0, Q4_K_M, and eight LoRA
+adapters of rank 16 with the same weights as ours. With ``--prompt``, each request has so many tokens and an answer of
+one token; both are counted. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this
 machine (``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
 
 Each side is a process with the same prompts, greedy decoding, 32 + 32 tokens and no prompt cache; ours asserts that it
@@ -38,10 +39,11 @@ from _smollm2 import read_gguf
 
 VARIANTS = 8
 CONTEXT = 128
-FORMATS = {"bf16": "bfloat16", "q8_0": "int8"}
+FORMATS = {"bf16": "bfloat16", "q8_0": "int8", "q4_k_m": "int4"}
 PAIRS: tuple[tuple[str, str, dict[int, float]], ...] = (
     ("ours bfloat16", "llama.cpp bf16", {1: 1.0, 8: 1.5}),
     ("ours int8", "llama.cpp q8_0", {1: 1.0, 8: 1.5}),
+    ("ours int4", "llama.cpp q4_k_m", {1: 1.0, 8: 1.5}),
     ("ours int8, one-bit variants", "llama.cpp q8_0, LoRA", {8: 2.5}),
     ("ours bfloat16, one-bit variants", "llama.cpp bf16, LoRA", {8: 2.5}),
     ("ours bfloat16, LoRA variants", "llama.cpp bf16, LoRA", {1: 1.0}),
@@ -70,6 +72,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="model folder")
     parser.add_argument("--layers-7b", action="store_true", help="two layers of a 7B instead of the model")
+    parser.add_argument("--prompt", type=int, metavar="TOKENS", help="measure prompts of so many tokens")
     parser.add_argument("--native", metavar="PYTHON", help="a Python with llama-cpp-python, built here")
     parser.add_argument("--only", metavar="WORD", help="sides whose names have it, such as LoRA or int8")
     parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="a Python with xllamacpp")
@@ -81,6 +84,8 @@ def main() -> None:
     report = Report("serving_peers", peer="llama.cpp (xllamacpp)")
     turns = 1 if arguments.quick else arguments.turns
     prompt, new = (8, 8) if arguments.layers_7b else (32, 8 if arguments.quick else 32)
+    if arguments.prompt:
+        prompt, new = arguments.prompt, 1
     sides = [side for side in all_sides(arguments) if not arguments.only or arguments.only in side.name]
     found: Found = {side.name: {} for side in sides}
     for users in arguments.users:
@@ -96,6 +101,8 @@ def main() -> None:
             in_turns(running, turns)
         for peer in running:
             found[peer.name][users] = peer
+            for result in peer.results if arguments.prompt else ():
+                result["tokens"] += users * prompt
     show_builds(found)
     show(found, arguments.users, arguments.threads)
     compare(found, report)
@@ -145,11 +152,15 @@ def all_sides(arguments: Any) -> Iterator[Side]:
     for quantization, form in FORMATS.items():
         mine = {**common, "model": str(model), "format": form, "folder": str(folder), "kernel": "lookup"}
         yield Side(f"ours {form}", ours, {**mine, "variants": [], "kind": "base"})
-        yield Side(f"ours {form}, one-bit variants", ours, {**mine, "variants": one_bits, "kind": "signs"})
-        loras = [str(delta) for _, delta in made]
-        yield Side(f"ours {form}, LoRA variants", ours, {**mine, "variants": loras, "kind": "lora"})
+        own = form != "int4" and not arguments.prompt
+        if own:
+            yield Side(
+                f"ours {form}, one-bit variants", ours, {**mine, "variants": one_bits, "kind": "signs"}
+            )
+            loras = [str(delta) for _, delta in made]
+            yield Side(f"ours {form}, LoRA variants", ours, {**mine, "variants": loras, "kind": "lora"})
         gguf = exported(model, folder / f"{quantization}.gguf", ["--quantization", quantization])
-        peers = {**common, "model": gguf, "context": CONTEXT}
+        peers = {**common, "model": gguf, "context": max(CONTEXT, 2 * (arguments.prompt or 0))}
         loras = [
             exported(
                 model, folder / f"lora{n}.gguf", ["--adapter", str(made[n][0]), "--format", "gguf_adapter"]
@@ -158,7 +169,8 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         ]
         for name, program in programs.items():
             yield Side(f"{name} {quantization}", program, {**peers, "adapters": []})
-            yield Side(f"{name} {quantization}, LoRA", program, {**peers, "adapters": loras})
+            if own:
+                yield Side(f"{name} {quantization}, LoRA", program, {**peers, "adapters": loras})
 
 
 def exported(model: Path, file: Path, words: list[str]) -> str:
