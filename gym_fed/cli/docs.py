@@ -233,7 +233,7 @@ _FACTS = {
         "per_example": "`privacy`",
         "shards": "`fsdp2`, `tensor_parallel`",
         "splits_rows": "`sequence_parallel`",
-        "reads_images": "pictures, sound, video",
+        "reads_images": "images, audio, video",
         "federates": "federated rounds",
     },
     "tuning method": {

@@ -320,7 +320,7 @@ def method_of(delta: DeltaFile) -> tuple[Method, int]:
 def product_encoding(encoding: Encoding, rank: int) -> Encoding:
     """Return the encoding for the sum of carried and new factors: the best product of the same rank."""
     policy = encoding.policy.model_copy(update={"codec": "lora", "lora_rank": rank})
-    return Encoding(policy, False, f"the best rank-{rank} factors of the moved and learned change")
+    return Encoding(policy, False, f"the best rank-{rank} factors of the moved and trained change")
 
 
 def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0) -> DeltaInfo:

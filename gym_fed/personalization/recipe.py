@@ -101,7 +101,7 @@ def training_config(
     default = _DEFAULT_ALGORITHM[rows.kind]
     algorithm = given.get("algorithm", default)
     if not _learns_from(algorithm, rows.kind):
-        reason = f"training: algorithm {algorithm} does not learn from {rows.kind} rows"
+        reason = f"training: algorithm {algorithm} does not train on {rows.kind} rows"
         remedy = f"one of {', '.join(name for name in ALGORITHMS.own() if _learns_from(name, rows.kind))}"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     batch = int(given.get("per_device_train_batch_size", _BATCH))

@@ -26,7 +26,7 @@ HEADS = {
 }
 KINDS = {"works": "works", "refused": "refused", "not tried": "not tried", "FAULT": "fault"}
 """Prefixes of results, and the words for them on the page."""
-_READS = {"text": "Text", "image": "Images and text", "sound": "Sound and text"}
+_READS = {"text": "Text", "image": "Images and text", "sound": "Audio and text"}
 _MAX_REASON = 110
 _QUOTED = re.compile(r"'[\w./-]+'|\[[\d, ]*\]")
 _STORED = re.compile(r"variants/objects/\S+ ")

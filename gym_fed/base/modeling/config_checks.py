@@ -68,7 +68,7 @@ def require_text(name: str, folder: Path) -> None:
     if (kind := images_type(folder)) is not None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: is a {kind} model, which reads images or sound; `gym train` and `gym api` support it, but "
+            f"{name}: is a {kind} model, which reads images or audio; `gym train` and `gym api` support it, but "
             "other commands need text models",
             "load its folder with transformers (AutoModelForMultimodalLM), or use a text model",
         )

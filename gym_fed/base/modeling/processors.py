@@ -61,7 +61,7 @@ def load_processor(name_or_path: str) -> Any:
     if not is_processor(processor):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name_or_path}: has no processor for images or sound",
+            f"{name_or_path}: has no processor for images or audio",
             "put processor_config.json or preprocessor_config.json into the model folder",
         )
     if processor.chat_template is None:  # some repositories store it only with the tokenizer

@@ -266,7 +266,7 @@ def _summary(created: CreatedVariant) -> str:
     what = "loss" if created.chosen_before is None else "preference loss"
     lines = [
         f"variant {created.name} (revision {created.revision}, {created.owner}'s, {_signed(created.signed)})",
-        f"  learnt from {created.learnt_as}",
+        f"  trained on {created.learnt_as}",
         f"  {created.encoding}",
         f"  {counted(created.size_bytes, 'byte')}, {created.bits_per_weight:.3f} bits per weight: "
         f"{created.times_smaller:.1f} times smaller than the base in bfloat16",

@@ -66,7 +66,7 @@ class DataConfig(StrictModel):
     precedence."""
 
     train_on_eos: Literal["turn", "all", "last", "none"] = "turn"
-    """End tokens to learn: of learned turns, of all turns, of the last learned turn, or none."""
+    """End tokens to train on: of trained turns, of all turns, of the last trained turn, or none."""
 
     num_examples: int | None = Field(default=None, ge=1)
     """Number of rows: for tasks, rows to generate; for other sources, the first N rows (by default all)."""
@@ -152,20 +152,20 @@ class DataSections(StrictModel):
     (best fit, decreasing) packs unsplit rows into rows of ``max_length``; they do not attend to each other."""
 
     assistant_only_loss: bool | None = None
-    """Learn only the assistant's messages of conversations. Default: on for ``sft``, off for ``pretrain``."""
+    """Train only on the assistant's messages of conversations. Default: on for ``sft``, off for ``pretrain``."""
 
     train_on_prompt: bool = False
-    """Learn the prompts too; the same as ``assistant_only_loss: false``."""
+    """Train on the prompts too; the same as ``assistant_only_loss: false``."""
 
     mask_history: bool = False
-    """Learn only the last answer of a conversation."""
+    """Train only on the last answer of a conversation."""
 
     default_system: str | None = Field(default=None, min_length=1)
     """System message for conversations that have none."""
 
     reasoning: Literal["learn", "drop", "off"] = "learn"
     """Treatment of ``reasoning_content`` (or ``thinking``) of the assistant's messages.
-    ``off`` (``sft`` and ``pretrain``) drops it, and does not learn the empty thought that some templates (Qwen3's)
+    ``off`` (``sft`` and ``pretrain``) drops it, and does not train on the empty thought that some templates (Qwen3's)
     write in its place, as in prompts with thinking disabled. With ``learn``, a row whose reasoning the chat
     template cannot show is refused."""
 
@@ -197,7 +197,7 @@ class DataSections(StrictModel):
             raise ValueError("train_on_prompt and assistant_only_loss are mutually exclusive")
         if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):
             raise ValueError(
-                "mask_history learns only the last answer, but train_on_prompt learns everything"
+                "mask_history trains on the last answer only, but train_on_prompt on everything"
             )
         if self.mask_history and self.packing is True:
             raise ValueError(
@@ -220,7 +220,7 @@ class DataSections(StrictModel):
             given = source.roles_to_train is not None or source.train_on_eos != "turn"
             if given and learns_all:
                 raise ValueError(
-                    f"data: {key} applies to turns, but this run learns whole conversations; remove it, or set "
+                    f"data: {key} applies to turns, but this run trains on whole conversations; remove it, or set "
                     "assistant_only_loss: true (and packing: false)"
                 )
             if self.mask_history and (source.roles_to_train is not None or source.train_on_eos == "all"):

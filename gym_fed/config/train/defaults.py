@@ -287,7 +287,7 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
     """Return the row length and its reason; ``room`` tokens are reserved for an answer."""
     context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
     if not rows.longest:
-        return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are packed, or contain pictures"
+        return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are packed, or contain images"
     covered = rows.longest
     reason = f"the longest of {counted(rows.num_rows, 'row')} has {counted(rows.longest, 'token')}"
     if rows.longest > max(_OUTLIER * rows.usual, _JOINED_LENGTH):

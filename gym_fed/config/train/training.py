@@ -113,7 +113,7 @@ class TrainingConfig(
             learns_all = not ALGORITHMS.type_of(self.algorithm).assistant_only_default
             if self.mask_history and learns_all and not self.assistant_only_loss:
                 raise ValueError(
-                    f"mask_history: {self.algorithm} learns everything; set assistant_only_loss: true as well"
+                    f"mask_history: {self.algorithm} trains on everything; set assistant_only_loss: true as well"
                 )
             if self.assistant_only_loss is not None:
                 learns_all = not self.assistant_only_loss

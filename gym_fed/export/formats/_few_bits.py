@@ -200,7 +200,7 @@ class FewBits(ExportFormat):
 
     def check(self, source: Source) -> None:
         if has_media_part(source.model.config):
-            raise self.refusal(source, "reads images or sound", "export it as huggingface or adapter")
+            raise self.refusal(source, "reads images or audio", "export it as huggingface or adapter")
         if not _linear_inputs(source):
             why = f"has no linear layer whose sizes are multiples of {_MULTIPLE}"
             raise self.refusal(source, why, "export it as huggingface")

@@ -55,7 +55,7 @@ class ProgramFormat(ExportFormat):
         config = source.model.config
         remedy = "export it as huggingface or adapter"
         if has_media_part(config):
-            raise self.refusal(source, "reads images or sound", remedy)
+            raise self.refusal(source, "reads images or audio", remedy)
         if getattr(config, "model_type", "") == MIXTURE_OF_DEPTHS:
             raise self.refusal(source, "is a mixture of depths", remedy)
 

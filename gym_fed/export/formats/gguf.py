@@ -118,7 +118,7 @@ class Gguf(ExportFormat):
         kind = str(getattr(config, "model_type", ""))
         architecture = next(iter(getattr(config, "architectures", None) or []), "a model without a class")
         if has_media_part(config):
-            raise refused(source, "it reads images or sound, but their part (mmproj) is not exported")
+            raise refused(source, "it reads images or audio, but their part (mmproj) is not exported")
         if kind == MIXTURE_OF_DEPTHS:
             raise refused(source, "llama.cpp has no mixture of depths")
         adapters = getattr(source.model, "peft_config", {})

@@ -293,7 +293,7 @@ _SUFFIXES = {
     **{f".{name}": f"audio/{name}" for name in ("wav", "mp3", "flac", "ogg")},
     **{".mp4": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"},
 }
-_NOUNS = {"image_url": "picture", "input_audio": "sound", "video_url": "video"}
+_NOUNS = {"image_url": "image", "input_audio": "audio", "video_url": "video"}
 
 
 def read_attachment(path: Path) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def read_attachment(path: Path) -> dict[str, Any]:
     if kind is None:
         raise GymError(
             ErrorCode.USAGE,
-            f"{path} is not a picture, sound or video",
+            f"{path} is not an image, audio or video file",
             f"attach one of {', '.join(_SUFFIXES)}",
         )
     try:

@@ -63,15 +63,15 @@ class Limits:
                 ErrorCode.TOO_LARGE,
                 f"the prompt has {counted(len(ids), 'token')}; together with the answer, "
                 f"at most {self.context} are allowed",
-                "shorten the prompt, or remove pictures" if pictures else "shorten the prompt",
+                "shorten the prompt, or remove images" if pictures else "shorten the prompt",
             )
         end = 0
         for picture in pictures:
             if picture.start < end or not picture.whole:
-                raise GymError(ErrorCode.USAGE, "a picture does not match its placeholder in the prompt")
+                raise GymError(ErrorCode.USAGE, "an image does not match its placeholder in the prompt")
             end = picture.start + picture.length
         if end > len(ids):
-            raise GymError(ErrorCode.USAGE, "a picture ends beyond its prompt")
+            raise GymError(ErrorCode.USAGE, "an image ends beyond its prompt")
 
     def answer_tokens(self, request: GenerationRequest) -> int:
         """Return the token limit of this answer: ``max_tokens``, or the room left in context and KV cache.

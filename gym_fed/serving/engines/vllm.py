@@ -102,7 +102,7 @@ class Vllm(EngineKind):
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{config.base} cannot be served with engine: vllm, which supports Llama, Qwen2, Qwen3 and Mistral "
-                "without pictures, sliding windows or quantised weights",
+                "without images, sliding windows or quantised weights",
                 "use engine: own",
             )
         own_tokenizer = plain_tokenizer(folder, plain.architecture) or load_tokenizer(config.base)

@@ -166,7 +166,7 @@ class PictureSlots:
         if sum(other.caller == caller for other in self._waiting) >= MAX_WAITING:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{MAX_WAITING} requests of this user are already waiting for their pictures to be read",
+                f"{MAX_WAITING} requests of this user are already waiting for their images to be read",
                 "try again when some are answered",
             )
         waiter = _Waiter(caller, pictures, asyncio.get_running_loop().create_future())

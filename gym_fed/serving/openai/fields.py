@@ -87,7 +87,7 @@ _PICTURES = ("image_url", "input_image")
 
 def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
     """Return an error that names an unsupported ``type``."""
-    remedy = ". Send pictures in messages with role user: as image_url in chat, as input_image in responses"
+    remedy = ". Send images in messages with role user: as image_url in chat, as input_image in responses"
     return PydanticCustomError(
         "unsupported",
         "{what} of type {kind} are not supported by this server, only {supported}{remedy}",

@@ -59,7 +59,7 @@ class Clip:
             GymError: ``USAGE`` for a broken file; ``TOO_LARGE`` above a limit; ``INTERRUPTED`` if the client has
                 disconnected.
         """
-        name = "sound" if self.kind == "audio" else "video"
+        name = "audio" if self.kind == "audio" else "video"
         try:
             if self.kind == "audio":
                 rate = sound_rate(processor)
@@ -98,8 +98,8 @@ def read_clip_of_sound(data: str, format: str) -> Clip:
         GymError: ``USAGE`` for an unknown format or invalid base64; ``TOO_LARGE`` above a limit.
     """
     if format not in _FORMATS:
-        raise GymError(ErrorCode.USAGE, f"sound format {format[:40]!r} is not supported", _SOUND)
-    return _clip("audio", data, "sound", _SOUND)
+        raise GymError(ErrorCode.USAGE, f"audio format {format[:40]!r} is not supported", _SOUND)
+    return _clip("audio", data, "audio", _SOUND)
 
 
 def read_clip_of_video(url: str) -> Clip:

@@ -112,7 +112,7 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
         data, orientation = pixels_alone(file)
     except TooManyParts as error:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"the picture has {error}", "re-encode it, and send the result"
+            ErrorCode.TOO_LARGE, f"the image has {error}", "re-encode it, and send the result"
         ) from error
     width, height = _size_of(data)
     if width < 1 or height < 1:
@@ -137,13 +137,13 @@ def require_limits(count: int, pixels: int) -> None:
     if count > MAX_PICTURES:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the request has {count} pictures or more; at most {MAX_PICTURES} are allowed",
+            f"the request has {count} images or more; at most {MAX_PICTURES} are allowed",
             "send fewer at once",
         )
     if pixels > MAX_REQUEST_PIXELS:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the request's pictures have {pixels:,} pixels or more; at most {MAX_REQUEST_PIXELS:,} are allowed",
+            f"the request's images have {pixels:,} pixels or more; at most {MAX_REQUEST_PIXELS:,} are allowed",
             "make them smaller, or send fewer at once",
         )
 
@@ -206,11 +206,11 @@ def _size_of_webp(data: bytes) -> tuple[int, int]:
 
 
 def _refused(why: str, remedy: str) -> GymError:
-    return GymError(ErrorCode.USAGE, f"the picture {why}", remedy)
+    return GymError(ErrorCode.USAGE, f"the image {why}", remedy)
 
 
 def _too_large(why: str) -> GymError:
-    return GymError(ErrorCode.TOO_LARGE, f"the picture {why}", "make it smaller")
+    return GymError(ErrorCode.TOO_LARGE, f"the image {why}", "make it smaller")
 
 
 MAX_PARTS = 16_384

@@ -228,7 +228,7 @@ class PictureEncoder:
         if sum(size for whose, size in used if whose == owner) >= self._owner_limit:
             raise GymError(
                 ErrorCode.BUSY,
-                "this user's requests already fill the memory for pictures",
+                "this user's requests already fill the memory for images",
                 "try again when some are answered",
             )
 

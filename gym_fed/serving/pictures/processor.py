@@ -15,7 +15,7 @@ from gym_fed.serving.pictures.clips import Clip
 from gym_fed.serving.pictures.decoding import MAX_REQUEST_PIXELS, Picture
 
 Medium = Picture | Clip
-NOUNS = {"image": "picture", "audio": "sound", "video": "video"}
+NOUNS = {"image": "image", "audio": "audio clip", "video": "video"}
 _SPLITTING = ("do_image_splitting", "crop_to_patches")
 """Settings of image processors that split large pictures into parts."""
 _IN_ONE = 'omit detail, or send "auto"'

@@ -37,7 +37,7 @@ _REFUSAL = (
     "serve a model that reads {noun}s"
 )
 _REMEDIES = {
-    "image": "describe the picture in words",
+    "image": "describe the image in words",
     "audio": "write what is said as text",
     "video": "describe the video in words",
 }
@@ -106,13 +106,13 @@ class MessagePictures:
                     f"with the answer, at most {context:,} are allowed",
                     param="messages",
                     name="context_length_exceeded",
-                    hint="send fewer pictures, sounds or videos, or smaller ones",
+                    hint="send fewer images, audio clips or videos, or smaller ones",
                 )
         if reader.processor.is_numbered and len(processed["image"]) > 1:
             raise RequestError(
-                "this model numbers its pictures, so only one per request is supported",
+                "this model numbers its images, so only one per request is supported",
                 param="messages",
-                hint="send one picture in a request, or use transformers or vLLM",
+                hint="send one image in a request, or use transformers or vLLM",
             )
         for kind, media in processed.items():
             if (places := reader.places(ids, kind)) != len(media):
@@ -303,7 +303,7 @@ class PictureReader:
         if "video" in self.processor.kinds and "video" not in self._reasons:
             if "image" not in self.processor.kinds:
                 self._reasons["video"] = (
-                    f"Videos of this {kind} model are not supported: it reads no pictures to probe"
+                    f"Videos of this {kind} model are not supported: it reads no images to probe"
                 )
             elif "image" in self._reasons:
                 self._reasons["video"] = self._reasons["image"]

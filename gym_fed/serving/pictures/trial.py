@@ -91,7 +91,7 @@ def _medium(kind: str) -> Medium:
             "<4sI4s4sIHHII", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 1, 1, _RATE, 2 * _RATE
         )
         return Clip("audio", head + struct.pack("<HH4sI", 2, 16, b"data", len(data)) + data, b"probe")
-    raise GymError(ErrorCode.USAGE, f"no probe for the kind {kind}", "probe pictures or sound")
+    raise GymError(ErrorCode.USAGE, f"no probe for the kind {kind}", "probe images or audio")
 
 
 def _picture_url() -> str:

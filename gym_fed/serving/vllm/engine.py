@@ -112,7 +112,7 @@ class VllmEngine:
                 added tokens; ``UNAVAILABLE`` while vLLM is being started or restarted.
         """
         if request.pictures:
-            raise GymError(ErrorCode.USAGE, "engine: vllm does not support pictures", "use engine: own")
+            raise GymError(ErrorCode.USAGE, "engine: vllm does not support images", "use engine: own")
         require_supported(request.sampling)
         self._require_base_tokens(request.variant)
         self._require_ready()

@@ -49,7 +49,7 @@ class Sft(Algorithm):
     federates = True
     takes_reference = True
     tried = (
-        "every method, optimiser and feature; images, sound and video with tiny models of ten classes; two processes; "
+        "every method, optimiser and feature; images, audio and video with tiny models of ten classes; two processes; "
         "federated rounds"
     )
 
@@ -68,7 +68,7 @@ class Sft(Algorithm):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         if is_processor(tokenizer):
             require_plain_loss(config)
-            reason = "privacy: per-example gradients are not tested with models that read images or sound"
+            reason = "privacy: per-example gradients are not tested with models that read images or audio"
             refuse_first((config.privacy is not None, reason, "use a text-only model"))
             options = {"assistant_only": self.assistant_only(config), "packing": bool(self.packing(config))}
             return encode_media_rows(config, tokenizer, rows, **options)
@@ -209,7 +209,7 @@ def check_token_loss(config: TrainingConfig) -> None:
 def require_plain_loss(config: TrainingConfig) -> None:
     """Refuse a loss other than ``nll`` for a model that reads images or sound."""
     key = _changed(config)
-    reason = f"sft.{key}: models that read images or sound are trained with nll"
+    reason = f"sft.{key}: models that read images or audio are trained with nll"
     refuse_first((key, reason, f"remove sft.{key}"))
 
 

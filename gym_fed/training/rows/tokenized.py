@@ -37,7 +37,7 @@ _KEYS = (
 """Keys that determine how rows are encoded. The seed determines which rows are held out and their order."""
 
 _INDEX = "index.json"
-_MEDIA_MODEL = "the model reads images or sound, which are prepared during training"
+_MEDIA_MODEL = "the model reads images or audio, which are prepared during training"
 _REMEDY = "use the settings that the rows were encoded with, or choose another tokenized_path"
 
 

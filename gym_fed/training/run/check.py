@@ -288,7 +288,7 @@ class LearningCheck:
     def _reason_to_skip(self) -> str | None:
         config = self._config
         if is_processor(self._tokenizer):
-            return "answers and general knowledge: a model that reads images or sound is not checked"
+            return "answers and general knowledge: a model that reads images or audio is not checked"
         if config.splits_state:
             return f"answers and general knowledge: with {config.distributed_strategy}, no process has the whole model"
         if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM":

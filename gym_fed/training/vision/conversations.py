@@ -56,7 +56,7 @@ def require_model_of_text(config: TrainingConfig) -> None:
     if config.model is None or ALGORITHMS.type_of(config.algorithm).reads_images:
         return
     kind = images_type(Path(resolve(config.model)))
-    reads = f"{config.model} is a {kind} model, which reads images or sound"
+    reads = f"{config.model} is a {kind} model, which reads images or audio"
     reason = f"model: {reads}, and {config.algorithm} trains only on text"
     remedy = f"train it with {' or '.join(_readers())}, or use a text-only model"
     refuse_first((kind is not None, reason, remedy))
@@ -135,7 +135,7 @@ def encode_media_rows(
             ("train_on_eos" in row, "has train_on_eos", "remove it from the data source"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"{place_of(row, number)} ",
-            suffix=", which is not supported for models that read images or sound",
+            suffix=", which is not supported for models that read images or audio",
         )
         if row.get("videos") and "videos" not in reader.media.kinds and hasattr(processor, "video_processor"):
             subject = f"{place_of(row, number)}: reading its video"
@@ -170,7 +170,7 @@ def require_conversations(rows: Sequence[Row]) -> None:
         if not row.keys() & {"messages", "chosen"} or any(isinstance(text, str) for text in texts):
             reason = f"{place_of(row, number)} is not a conversation"
             raise GymError(
-                ErrorCode.DATA_INVALID, reason, "models that read images or sound train on messages"
+                ErrorCode.DATA_INVALID, reason, "models that read images or audio train on messages"
             )
 
 
@@ -386,7 +386,7 @@ def report_media(counts: MediaCounts) -> None:
     """Report the truncation of sounds and the sampling of video frames."""
     if counts.sounds_cut:
         console.err.print(
-            f"audios: {counted(counts.sounds_cut, 'sound', 'are')} truncated to the model's maximum length"
+            f"audios: {counted(counts.sounds_cut, 'audio clip', 'are')} truncated to the model's maximum length"
         )
     if counts.videos:
         scaled = f"; {counted(counts.videos_scaled, 'video')} scaled down" if counts.videos_scaled else ""

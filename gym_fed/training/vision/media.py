@@ -134,7 +134,7 @@ class MediaProcessor:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"{names[0]}: some rows have no media, but {type(self.processor).__name__} needs media in each row",
-                    "use rows with images or sound, or train a text model",
+                    "use rows with images or audio, or train a text model",
                 ) from error
             raise GymError(
                 ErrorCode.DATA_INVALID,

@@ -67,7 +67,7 @@ export async function show(root, {name}, query) {
   replace(forms, ...draw());
   drawCommand();
   root.append(
-    el("header", {}, el("div", {}, el("p", {class: "small"}, el("a", {href: "/data"}, "Data")), el("h1", {class: "wrap"}, name)), el("div", {class: "legend"}, el("span", {class: "lit"}, "learnt"), el("span", {class: "unlit"}, "only read"))),
+    el("header", {}, el("div", {}, el("p", {class: "small"}, el("a", {href: "/data"}, "Data")), el("h1", {class: "wrap"}, name)), el("div", {class: "legend"}, el("span", {class: "lit"}, "trained on"), el("span", {class: "unlit"}, "only read"))),
     about, forms,
     el("div", {class: "beside"}, el("section", {}, el("h2", {}, "Rows"), said, rows, pages), el("aside", {class: "stack"}, asides.map((aside) => aside.node),
       el("section", {}, el("h2", {}, "Train on it"), train), el("section", {}, el("h2", {}, "On the command line"), command))));
@@ -92,7 +92,7 @@ function readingForm(values, formats, change) {
 function filterForm(values, change) {
   const text = input("text", values.text, {type: "search"}), least = input("least", values.least, {type: "number", min: 0}), most = input("most", values.most, {type: "number", min: 0});
   const column = input("column", values.column, {placeholder: "source", size: 10}), value = input("value", values.value, {size: 14});
-  const only = el("select", {id: "only"}, [["", "all rows"], ["problems", "rows that cannot be used"], ["nothing_learnt", "rows with nothing to learn"]].map(([key, words]) => el("option", {value: key, selected: key === values.only}, words)));
+  const only = el("select", {id: "only"}, [["", "all rows"], ["problems", "rows that cannot be used"], ["nothing_learnt", "rows with no tokens to train on"]].map(([key, words]) => el("option", {value: key, selected: key === values.only}, words)));
   const clear = FILTERS.some((key) => values[key] !== "");
   return el("form", {class: "fields", role: "search", "aria-label": "Filter rows", onsubmit: (event) => {
     event.preventDefault();
@@ -140,7 +140,7 @@ export function columnChooser({names, guess}, columns, change) {
 // ---- one row ----
 
 // The location and the number of tokens of a row, above its text.
-export const headOf = (row) => el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${count(row.tokens, "token")}, ${number(row.learnt)} learnt`));
+export const headOf = (row) => el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${count(row.tokens, "token")}, ${number(row.learnt)} trained on`));
 
 function rowOf(row, reading) {
   const body = el("div", {class: "stack"}, bodyOf(row));

@@ -35,8 +35,8 @@ export function lengths(reading, choose) {
     const sorted = [...sums.lengths].sort((a, b) => a - b), total = sorted.reduce((sum, length) => sum + length, 0);
     replace(body, bars(sorted, choose), sorted.length > 0 && facts([
       ["Tokens", number(total)], ["Mean", (total / sorted.length).toFixed(1)], ["95% within", number(sorted[Math.ceil(0.95 * sorted.length) - 1])], ["Longest", number(sorted.at(-1))],
-      ["Learnt", `${(100 * sums.learnt / Math.max(1, sums.seen)).toFixed(1)}% of the tokens`],
-      sums.cut && ["Cut", count(sums.cut, "sequence")], sums.nothing_to_learn && ["Nothing to learn", count(sums.nothing_to_learn, "sequence")],
+      ["Trained on", `${(100 * sums.learnt / Math.max(1, sums.seen)).toFixed(1)}% of the tokens`],
+      sums.cut && ["Cut", count(sums.cut, "sequence")], sums.nothing_to_learn && ["No tokens to train on", count(sums.nothing_to_learn, "sequence")],
       sums.large && ["Not counted", `${count(sums.large, "row")} of more than 1 MiB`], sums.unusable && ["Cannot be used", count(sums.unusable, "row")]]),
     sums.problems.length > 0 && el("ul", {class: "small"}, sums.problems.map((problem) => el("li", {}, message(problem)))),
     sums.next !== null && action("Count all rows", () => count(sums, mine, Infinity)));

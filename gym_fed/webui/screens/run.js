@@ -121,7 +121,7 @@ export async function show(root, {path}, query) {
   // The counts of rows, since a run that trains on half of them looks like any other.
   function rowsLine(rows) {
     if (!rows || !rows.rows || !(rows.dropped || rows.cut)) return null;
-    const parts = [`${number(rows.learned)} of ${count(rows.rows, "row is", "rows are")} learned`, rows.dropped && `${number(rows.dropped)} dropped`, rows.cut && `${number(rows.cut)} cut at max_length`,
+    const parts = [`${number(rows.learned)} of ${count(rows.rows, "row is", "rows are")} trained on`, rows.dropped && `${number(rows.dropped)} dropped`, rows.cut && `${number(rows.cut)} cut at max_length`,
       rows.tokens_cut > 0 && `${Math.round((100 * rows.tokens_cut) / (rows.tokens + rows.tokens_cut))}% of the tokens to learn are cut off`].filter(Boolean);
     return el("p", {class: "small quiet"}, `${parts.join("; ")}.`);
   }

@@ -152,7 +152,7 @@ function dataChoice({offered, change, rows, redraw: redrawGoal}) {
         found.choices && columnChooser(found.choices, columns ? JSON.stringify(columns) : "", ({columns: chosen}) => change({data: [{...only, columns: namedColumns(chosen)}]})),
         !isHere && el("p", {class: "small quiet"}, "Tokenised as for gym-nano, until the model is on this machine."),
         found.note && el("p", {class: "small quiet wrap"}, `Tokenised as for gym-nano: ${message(found.note)}`));
-      replace(preview, el("div", {class: "spread"}, el("h2", {}, "The first rows as the model reads them"), el("div", {class: "legend"}, el("span", {class: "lit"}, "learnt"), el("span", {class: "unlit"}, "only read"))),
+      replace(preview, el("div", {class: "spread"}, el("h2", {}, "The first rows as the model reads them"), el("div", {class: "legend"}, el("span", {class: "lit"}, "trained on"), el("span", {class: "unlit"}, "only read"))),
         found.rows.map((row) => el("article", {class: "datarow", "aria-label": row.place}, headOf(row), bodyOf(row))));
     } catch (error) { if (mine === turn) replace(about, failed(error)); }
     if (mine === turn) redrawGoal();

@@ -258,7 +258,7 @@ def test_an_attachment_goes_with_the_next_message_and_is_kept(
     assert parts[1]["input_audio"] == {"data": "eA==", "format": "wav"}
     assert again["messages"] == first["messages"]
     assert second["messages"][-1]["content"] == "and?"
-    assert "user: [picture] [sound] [video] what?" in capsys.readouterr().out
+    assert "user: [image] [audio] [video] what?" in capsys.readouterr().out
     other = ChatSession(RuleWriter())
     other.load(tmp_path / "talk.json")
     assert other.messages == conversation.messages

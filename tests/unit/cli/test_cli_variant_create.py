@@ -80,7 +80,7 @@ def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Pa
     create = ("create", "--data", data, "--base", tiny_base, *FAST, "--store", tmp_path / "own")
     done = CliRunner().invoke(app, [str(word) for word in (*create, "--user", "bo")], catch_exceptions=False)
     printed = done.stdout
-    assert "learnt from chat turns" in printed
+    assert "trained on chat turns" in printed
     assert "preference loss on 2 held-out rows" in printed
     assert "loss of the preferred answers themselves" in printed
     own = tmp_path / "own"
@@ -88,7 +88,7 @@ def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Pa
     assert before.endswith(f"gym variant snippets bo --store {own}")
     assert last == f"next: gym chat {tiny_base} --variant bo --variants {own}"
     plain = CliRunner().invoke(app, [str(word) for word in (*create, "--user", "cy", "--plain")])
-    assert "learnt from prompts continued as bare text (as given)" in plain.stdout
+    assert "trained on prompts continued as bare text (as given)" in plain.stdout
     assert plain.stderr.splitlines()[-1] == f"next: gym api --base {tiny_base} --variants {own}"
 
 

@@ -193,10 +193,10 @@ def test_a_prompt_from_a_conversation_has_nothing_about_what_is_learned() -> Non
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"assistant_only_loss": False}, "learns whole conversations"),
-        ({"train_on_prompt": True}, "learns whole conversations"),
-        ({"packing": True}, "learns whole conversations"),
-        ({"algorithm": "pretrain"}, "learns whole conversations"),
+        ({"assistant_only_loss": False}, "trains on whole conversations"),
+        ({"train_on_prompt": True}, "trains on whole conversations"),
+        ({"packing": True}, "trains on whole conversations"),
+        ({"algorithm": "pretrain"}, "trains on whole conversations"),
         ({"mask_history": True}, "and mask_history"),
     ],
 )

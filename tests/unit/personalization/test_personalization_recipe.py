@@ -36,7 +36,7 @@ def test_preferences_are_learnt_by_dpo_and_examples_by_sft() -> None:
     assert dpo.loss_type == ["sigmoid", "sft"], "what is preferred is learnt, not only what is worse"
     given = config(read_rows(PAIRS), {"dpo": {"beta": 0.2, "loss_type": "sigmoid"}}).dpo
     assert (given.loss_type, given.beta) == (["sigmoid"], 0.2)
-    with pytest.raises(GymError, match="algorithm sft does not learn from preference rows"):
+    with pytest.raises(GymError, match="algorithm sft does not train on preference rows"):
         config(read_rows(PAIRS), {"algorithm": "sft"})
 
 

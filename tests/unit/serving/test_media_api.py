@@ -157,9 +157,9 @@ def test_a_video_is_sampled_and_read_as_transformers_does(kind: str, tmp_path: P
 
 def test_a_model_that_numbers_its_pictures_reads_one_of_a_request(tmp_path: Path) -> None:
     with opened(media_model("minicpmv4_6", tmp_path / "minicpm")) as serving:
-        with pytest.raises(RequestError, match="numbers its pictures") as caught:
+        with pytest.raises(RequestError, match="numbers its images") as caught:
             answer(serving, [image_part(data_url(drawn(1)))] * 2)
-        assert "one picture" in str(caught.value.hint)
+        assert "one image" in str(caught.value.hint)
 
 
 @pytest.fixture(scope="module")
@@ -172,13 +172,13 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("part", "problem", "field"),
     [
         (audio_part(b"RIFF1234WAVEjunk"), "cannot be decoded", "input_audio"),
-        (audio_part(sound(), "exe"), "sound format 'exe' is not supported", "input_audio"),
+        (audio_part(sound(), "exe"), "audio format 'exe' is not supported", "input_audio"),
         (
             {"type": "input_audio", "input_audio": {"data": "!", "format": "wav"}},
             "broken base64",
             "input_audio",
         ),
-        (image_part(data_url(drawn(1))), "does not support pictures", ""),
+        (image_part(data_url(drawn(1))), "does not support images", ""),
         (video_part(b"x"), "does not support videos", ""),
     ],
 )
@@ -193,10 +193,10 @@ def test_a_part_that_cannot_be_read_is_refused_by_its_place(
 
 def test_limits_of_sounds_are_kept(listener: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clips, "MAX_SOUND_SECONDS", 0.3)
-    with pytest.raises(RequestError, match=r"the sound is longer than 0.3 s"):
+    with pytest.raises(RequestError, match=r"the audio is longer than 0.3 s"):
         answer(listener, [audio_part(sound(0.5))])
     monkeypatch.setattr(clips, "MAX_CLIP_BYTES", 100)
-    with pytest.raises(RequestError, match="the sound has more than 100 bytes"):
+    with pytest.raises(RequestError, match="the audio has more than 100 bytes"):
         answer(listener, [audio_part(sound(0.2))])
 
 
@@ -269,7 +269,7 @@ def test_a_medium_that_the_processor_refuses_is_an_error_of_the_request(
 ) -> None:
     other = {"audio": [np.zeros(800, np.float32)], "audio_kwargs": {"sampling_rate": RATE + 1}}
     monkeypatch.setattr(clips.Clip, "inputs", lambda *_: other)
-    with pytest.raises(RequestError, match="the model's processor rejects the sound") as caught:
+    with pytest.raises(RequestError, match="the model's processor rejects the audio clip") as caught:
         answer(listener, [audio_part(sound(0.9))])
     assert (caught.value.name, caught.value.code) == ("invalid_audio", ErrorCode.USAGE)
 

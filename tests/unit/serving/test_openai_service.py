@@ -370,7 +370,7 @@ def test_a_picture_is_refused_unread_with_what_to_do(tokenizer: Any) -> None:
         (RESPONSES, {"input": [{"role": "user", "content": [part]}]}),
     )
     for url, body in asked:
-        with pytest.raises(RequestError, match="describe the picture in words") as caught:
+        with pytest.raises(RequestError, match="describe the image in words") as caught:
             service(tokenizer).handle(url, {"model": "nano", **body}, LOCAL)
         assert (caught.value.name, caught.value.code.http_status) == ("unsupported_parameter", 400)
 

@@ -380,11 +380,11 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{{ m.content }}", "does not support pictures"),
+        ("{{ m.content }}", "does not support images"),
         (
             "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
             "{% endif %}",
-            "0 placeholders for 2 pictures",
+            "0 placeholders for 2 images",
         ),
     ],
 )

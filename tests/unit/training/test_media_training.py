@@ -170,7 +170,7 @@ def test_a_sound_longer_than_the_model_reads_is_counted(
         }
     ]
     Trainer(config(listener, output_dir=tmp_path / "run", max_steps=1)).train(given)
-    assert "audios: 1 sound is truncated to the model's maximum length" in capsys.readouterr().err
+    assert "audios: 1 audio clip is truncated to the model's maximum length" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Dpo(Pairs):
     # On a few dozen pairs, DPO alone makes both answers unlikely: after 30 pairs, gym-nano generated neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     reads_images = True
-    tried = "full, LoRA; images and sound; federated rounds with both; two processes"
+    tried = "full, LoRA; images and audio; federated rounds with both; two processes"
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         if not is_processor(tokenizer):
