@@ -33,7 +33,7 @@ _STORED = re.compile(r"variants/objects/\S+ ")
 _CLASS = re.compile(
     r"\b(?!RoPE|LoRA)x?[A-Z][A-Za-z0-9_]*(?:[a-z][A-Za-z0-9_]*[A-Z]|[A-Z][A-Za-z0-9_]*[a-z])[A-Za-z0-9_]*\b"
 )
-_TYPE = re.compile(r"(is an? |not read |transformers reads )\w+")
+_TYPE = re.compile(r"(is an? |not read |transformers reads |of type )\w+")
 
 
 def results_of(path: Path) -> dict[str, dict[str, str]]:
