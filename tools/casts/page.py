@@ -22,7 +22,7 @@ def section(played: Played, environment: Environment) -> str:
         f'<picture><source media="(prefers-reduced-motion: reduce)" srcset="{file}#still">'
         f'<img src="{file}" alt="{played.person.picture}"></picture>\n\n'
         f"Recorded in a new environment and an empty home: {len(played.typed)} commands in {played.seconds:.0f} s, "
-        f"after {environment.install_seconds:.0f} s of installation. The picture cuts waits short.\n"
+        f"after {environment.install_seconds:.0f} s of installation. Waits are cut short.\n"
     )
 
 

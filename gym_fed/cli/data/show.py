@@ -282,7 +282,8 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
         out.print(f"{counted(figures['sequences_cut'], 'sequence', 'are')} cut at max_length={max_length}")
     if figures["nothing_to_learn"]:
         err.print(
-            f"{counted(figures['nothing_to_learn'], 'sequence', 'have')} no tokens to train on", style="yellow"
+            f"{counted(figures['nothing_to_learn'], 'sequence', 'have')} no tokens to train on",
+            style="yellow",
         )
 
 

@@ -196,9 +196,7 @@ class DataSections(StrictModel):
         if self.train_on_prompt and self.assistant_only_loss:
             raise ValueError("train_on_prompt and assistant_only_loss are mutually exclusive")
         if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):
-            raise ValueError(
-                "mask_history trains on the last answer only, but train_on_prompt on everything"
-            )
+            raise ValueError("mask_history trains on the last answer only, but train_on_prompt on everything")
         if self.mask_history and self.packing is True:
             raise ValueError(
                 "mask_history and packing: true are mutually exclusive; use packing: bfd, or remove one"

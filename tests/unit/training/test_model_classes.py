@@ -16,7 +16,7 @@ from tests.support.tiny_models import tiny_model
 from tools.architectures.__main__ import is_chosen
 from tools.architectures.classes import architectures
 from tools.architectures.steps import COLUMNS, Checks, require_close, require_unchanged
-from tools.architectures.table import drop_torn_line, kind_of, page_kinds, results_of
+from tools.architectures.table import drop_torn_line, kind_of, page_kinds, results_of, table
 
 CLASSES = {each.name: each for each in architectures()}
 USUAL = (
@@ -92,6 +92,13 @@ def test_a_result_of_an_unknown_kind_is_an_error() -> None:
     assert [kind_of(text) for text in ("works (gpt)", "FAULT (x)", "")] == ["works", "fault", "not tried"]
     with pytest.raises(ValueError, match="'wroks' begins with none of works"):
         kind_of("wroks")
+
+
+def test_reasons_that_differ_in_the_model_type_share_a_number() -> None:
+    refused = "refused (model-invalid: base: transformers has no text language model of type {})"
+    classes = [each for each in architectures() if each.reads == "text"][:2]
+    results = {each.name: {"load": refused.format(each.model_types[0])} for each in classes}
+    assert table(results, classes).count("no text language model") == 1
 
 
 def test_a_weight_of_the_base_that_training_changed_is_a_fault() -> None:
