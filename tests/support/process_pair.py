@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from tests.support.ports import free_port
 from tests.support.wait import SECONDS
+from tests.support.warm import WarmProcess
 
 OPTIONS = {
     "max_steps": 3,
@@ -39,8 +39,8 @@ def run_processes(work: str, folder: Path, count: int, seconds: float = SECONDS)
     for rank in range(count):
         own = {**os.environ, **shared, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"log-{count}-{rank}").open("wb") as log:
-            command = [sys.executable, "-m", "tests.support.process_pair", work, str(folder)]
-            started.append(subprocess.Popen(command, env=own, stdout=log, stderr=log))
+            command = ["python", "-P", "-m", "tests.support.process_pair", work, folder]
+            started.append(WarmProcess(command, env=own, stdout=log, stderr=log))
     try:
         codes = [process.wait(seconds) for process in started]
     finally:
