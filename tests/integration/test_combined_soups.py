@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,8 +26,6 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.seeding.policy import SeedingPolicy
 from gym_client.seeding.seeding import Seeding
-from gym_server.federation import Federation
-from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.sums import CombinedSoups
 from gym_server.strategy.tasks import new_task
 
@@ -37,16 +36,15 @@ from gym_fed.delta.base import model_tensors
 from gym_fed.trust.wire.records import reference, to_wire
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
-from tests.unit.server.conftest import updates_without_admission  # noqa: F401
-from tests.unit.server.test_integer_versions import hub  # noqa: F401
-from tests.unit.server.test_server_state import (
-    merge_next,
-    model,  # noqa: F401
-)
+from tests.unit.server.conftest import put_without_admission, updates_without_admission  # noqa: F401
+from tests.unit.server.test_integer_versions import fresh, momentum_hub
+from tests.unit.server.test_server_state import merge_next
 
 pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 Weights = dict[str, torch.Tensor]
+Played = tuple[Path, dict[int, TaskSpec], dict[int, Weights]]
+"""The folder of a hub with four versions, their tasks and their weights."""
 
 
 @dataclass
@@ -59,16 +57,26 @@ class Scene:
     weights: dict[int, Weights]
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Played:
+    folder = tmp_path_factory.mktemp("played") / "hub"
+    with pytest.MonkeyPatch.context() as patch, momentum_hub(folder, tiny_base) as hub:
+        put_without_admission(patch)
+        model = fresh(hub)
+        tasks, weights = {}, {}
+        for height in range(1, 5):
+            merge_next(hub, model, 1e-2 if height < 4 else 1e-3)
+            tasks[height] = new_task(hub.state, hub.config, hub.max_update_bytes, height + 1)
+            model.follow(hub.round_store.soups())
+            weights[height] = {name: tensor.clone() for name, tensor in model_tensors(model.model).items()}
+    return folder, tasks, weights
+
+
 @pytest.fixture
-def scene(hub: Federation, model: HubModel, tiny_base: Path) -> Iterator[Scene]:  # noqa: F811
-    tasks, weights = {}, {}
-    for height in range(1, 5):
-        merge_next(hub, model, 1e-2 if height < 4 else 1e-3)
-        tasks[height] = new_task(hub.state, hub.config, hub.max_update_bytes, height + 1)
-        model.follow(hub.round_store.soups())
-        weights[height] = {name: tensor.clone() for name, tensor in model_tensors(model.model).items()}
-    hub.close()
-    loopback = LoopbackHub(hub.folder)
+def scene(played: Played, tiny_base: Path, tmp_path: Path) -> Iterator[Scene]:
+    folder, tasks, weights = played
+    shutil.copytree(folder, tmp_path / "hub")
+    loopback = LoopbackHub(tmp_path / "hub")
     yield Scene(loopback, tiny_base, tasks, weights)
     loopback.close()
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -56,15 +55,18 @@ def command(folder: Path, nproc: int, settings: list[str]) -> list[str]:
     words = [f"output_dir={folder}", f"per_device_train_batch_size={rows}", *settings]
     processes = ["--nproc", str(nproc)] if nproc > 1 else []
     sets = [part for word in words for part in ("--set", word)]
-    return [sys.executable, "-m", "gym_fed.cli.main", "train", str(file), *processes, *sets, *FLAGS]
+    return ["gym", "train", str(file), *processes, *sets, *FLAGS]
+
+
+def start(folder: Path, nproc: int, settings: list[str]) -> warm.WarmProcess:
+    python = warm.python_shim(folder.parent / "python")
+    words = command(folder, nproc, settings)
+    return warm.WarmProcess(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, python=python)
 
 
 def run(folder: Path, nproc: int, settings: list[str]) -> dict[str, object]:
-    words = command(folder, nproc, settings)
-    if nproc == 1:
-        ended = warm.run(["gym", *words[3:]])
-    else:
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    python = warm.python_shim(folder.parent / "python")
+    ended = warm.run(command(folder, nproc, settings), timeout=SECONDS, python=python)
     assert ended.returncode == 0, ended.stderr[-3000:]
     figures: dict[str, object] = json.loads(ended.stdout)
     return figures
@@ -115,12 +117,7 @@ def test_the_processes_of_a_machine_without_a_gpu_train_one_model_by_default(
 def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
     name: str, number: signal.Signals, alone: Path, tmp_path: Path
 ) -> None:
-    started = subprocess.Popen(
-        command(tmp_path / "run", 2, STRATEGIES[name]),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    started = start(tmp_path / "run", 2, STRATEGIES[name])
     assert started.stderr is not None
     printed = []
     for line in started.stderr:
@@ -150,8 +147,7 @@ def test_a_run_resumes_on_another_number_of_processes(
     before: tuple[str, int], after: tuple[str, int], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    stopping = command(folder, before[1], [*STRATEGIES[before[0]], "save_steps=1"])
-    started = subprocess.Popen(stopping, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    started = start(folder, before[1], [*STRATEGIES[before[0]], "save_steps=1"])
     assert started.stderr is not None
     for line in started.stderr:
         if line.startswith("step 2/"):
@@ -166,9 +162,7 @@ def test_a_run_resumes_on_another_number_of_processes(
 @pytest.mark.parametrize("name", ["sequence_parallel", "pipeline_parallel"])
 def test_the_end_of_one_process_ends_the_others(name: str, tmp_path: Path) -> None:
     settings = [*STRATEGIES[name], "max_steps=100000"]
-    started = subprocess.Popen(
-        command(tmp_path / "run", 2, settings), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    started = start(tmp_path / "run", 2, settings)
     assert started.stderr is not None
     for line in started.stderr:
         if line.startswith("step 2/"):
@@ -184,7 +178,7 @@ def test_the_end_of_one_process_ends_the_others(name: str, tmp_path: Path) -> No
 
 def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:
     words = command(tmp_path / "run", 1, ["distributed.strategy=fsdp2"])
-    ended = run_here(["gym", *words[3:]])
+    ended = run_here(words)
     assert ended.returncode == 10
     assert "distributed.strategy: fsdp2 needs several processes, but there is only one" in ended.stderr
     assert not (tmp_path / "run").exists()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from gym_fed.training.trainer import Trainer
 from tests.support.in_process import run_here
 from tests.support.quick import quick
 from tests.support.wait import SECONDS
-from tests.support.warm import run
+from tests.support.warm import WarmProcess, run
 
-GYM = Path(sys.executable).parent / "gym"
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
 
 
@@ -56,9 +54,7 @@ def interrupted(
     """A folder in which training got Ctrl-C or SIGTERM in the middle; its exit status and what it said."""
     folder = tmp_path_factory.mktemp("interrupted")
     recipe(folder)
-    process = subprocess.Popen(
-        [str(GYM), "train", "train.yaml"], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    process = WarmProcess(["gym", "train", "train.yaml"], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE)
     assert process.stderr is not None
     said = ""
     for line in process.stderr:

@@ -90,21 +90,24 @@ class WarmProcess:
         stderr: int | IO[Any] = subprocess.DEVNULL,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
+        """Start the process; ``python`` is what it takes for the interpreter, such as ``python_shim(folder)``."""
         self.args = arguments
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
         self._received = b""
         words = [Path(arguments[0]).name, *map(str, arguments[1:])]
         order = {"argv": words, "cwd": str(cwd or Path.cwd()), "env": dict(env or os.environ)}
+        order["python"] = str(python or sys.executable)
         with contextlib.ExitStack() as stack:
             null = stack.enter_context(open(os.devnull, "r+b")).fileno()
-            out = null if stdout == subprocess.DEVNULL else stdout
+            out, error = (null if stream == subprocess.DEVNULL else stream for stream in (stdout, stderr))
             if stdout == subprocess.PIPE:
-                reading, out = os.pipe()
-                stack.callback(os.close, out)
-                self.stdout = os.fdopen(reading, encoding="utf-8")
-            error = null if stderr == subprocess.DEVNULL else stderr
+                self.stdout, out = _pipe(stack)
+            if stderr == subprocess.PIPE:
+                self.stderr, error = _pipe(stack)
             given = (null if stdin == subprocess.DEVNULL else stdin, out, error)
             streams = [f if isinstance(f, int) else f.fileno() for f in given]
             has_own_path = order["env"].get("PYTHONPATH") != os.environ.get("PYTHONPATH")
@@ -151,6 +154,13 @@ class WarmProcess:
         return self.returncode
 
 
+def _pipe(stack: contextlib.ExitStack) -> tuple[IO[str], int]:
+    """A pipe's end to read from, and the other, which ``stack`` closes."""
+    reading, writing = os.pipe()
+    stack.callback(os.close, writing)
+    return os.fdopen(reading, encoding="utf-8"), writing
+
+
 def run(
     arguments: Sequence[str | Path],
     *,
@@ -158,6 +168,7 @@ def run(
     timeout: float = 2 * SECONDS,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    python: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Like ``subprocess.run`` with texts for its streams."""
     with (
@@ -167,7 +178,9 @@ def run(
     ):
         given.write(stdin.encode())
         given.seek(0)
-        process = WarmProcess(arguments, stdin=given, stdout=out, stderr=error, cwd=cwd, env=env)
+        process = WarmProcess(
+            arguments, stdin=given, stdout=out, stderr=error, cwd=cwd, env=env, python=python
+        )
         try:
             status = process.wait(timeout)
         finally:
@@ -189,9 +202,8 @@ def shims(folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def warm_children(folder: Path) -> Iterator[None]:
-    """Let the child processes that this project starts in the block be such forks, by a shim of Python in ``folder``.
+def python_shim(folder: Path) -> Path:
+    """Write an executable into ``folder`` that runs modules of this project in such forks; return it.
 
     The process that starts one sees the shim, which ends with the fork, and with which the fork ends.
     """
@@ -201,7 +213,13 @@ def warm_children(folder: Path) -> Iterator[None]:
     text = _SHIM.format(python=sys.executable, address=_library_process())
     python.write_text(text.replace("keeper =", _OTHERWISE.format(**kept) + "keeper =", 1))
     python.chmod(0o755)
-    started_by, child_process.sys = child_process.sys, _Sys(python)  # type: ignore[assignment]
+    return python
+
+
+@contextlib.contextmanager
+def warm_children(folder: Path) -> Iterator[None]:
+    """Let the child processes that this project starts in the block be such forks, by a shim in ``folder``."""
+    started_by, child_process.sys = child_process.sys, _Sys(python_shim(folder))  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -371,6 +389,7 @@ def _become(order: dict[str, Any]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     np.random.seed()  # or all forks would draw the same
     sys.argv = order["argv"]
+    sys.executable = order.get("python", sys.executable)
     main = sys.modules["__main__"]
     main.__package__, main.__spec__ = None, None  # else the usage would call itself python -m tests.support
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the process owns its streams)

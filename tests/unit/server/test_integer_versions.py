@@ -25,6 +25,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.integer_sum import IntegerSum
 from gym_fed.trust.ledger.lineage import LineageCheck
+from tests.support.hub import QUICK_ENROLMENT
 from tests.unit.server.test_server_state import (
     merge_next,
     model,  # noqa: F401
@@ -36,16 +37,20 @@ pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 @pytest.fixture
 def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
+    with momentum_hub(tmp_path / "hub", tiny_base) as federation:
+        yield federation
+
+
+def momentum_hub(folder: Path, base: Path) -> Federation:
     """A hub with the soup codec of `gym-server init`, whose server steps with momentum."""
-    folder = tmp_path / "hub"
-    init_hub(folder, HubChoices(str(tiny_base), "state", "open"))
+    init_hub(folder, HubChoices(str(base), "state", "open"))
     path = folder / "gym-server.yaml"
     values = yaml.safe_load(path.read_text())
     values["soup"] = {"aggregator": "mean", "num_malicious_nodes": 0, "server_optimizer": "momentum"}
     values["gate"] = {"screen_updates": False}
+    values["limits"] = QUICK_ENROLMENT
     path.write_text(yaml.safe_dump(values))
-    with Federation.open(folder) as federation:
-        yield federation
+    return Federation.open(folder)
 
 
 def fresh(hub: Federation) -> HubModel:
