@@ -27,8 +27,8 @@ _OWN = (
         "proofs",
         "receipts.jsonl",
     ),
-    *("residuals", "secure", "seeding.json", "seeds", "servers", "service.log", "settings.json", "tasks"),
-    *("traffic.json", "versions"),
+    *("residuals", "secure", "seeding.json", "seeds", "servers", "service.log", "settings.json"),
+    *("soups.json", "tasks", "traffic.json", "versions"),
 )
 """Names of the client's files and folders in a home."""
 _LOCK = "lock"

@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message, Metadata, RecordDict, UserConfig
 
 from gym_client.agent.hooks import Hooks
+from gym_client.agent.kept_soups import KeptSoups
 from gym_client.agent.policy import Policy
 from gym_client.agent.tasks import TaskFolder
 from gym_client.agent.version_sum import VersionSum
@@ -46,14 +47,19 @@ class TaskObjects:
         self._fetched = 0  # bytes in this run
 
     def temporary_files(self, task: pb.Task, spec: TaskSpec | None) -> list[Path]:
-        """Return the files, complete or partial, of a task's objects that only this task needs: all but its soups.
+        """Return the files, complete or partial, of a task's objects that only this task needs: all but soups.
+
+        The task's soups are kept from now on, instead of those of the hub's last task.
 
         Raises:
             GymError: ``TOO_LARGE`` if there are more references than a message may have; ``USAGE`` for a name that is
                 not a SHA-256.
         """
         check_counts(task.content)
-        soups = set() if spec is None else {soup.sha256 for soup in spec.soups}
+        kept = KeptSoups(self._home)
+        if spec is not None:
+            kept.replace(spec.server, {soup.sha256 for soup in spec.soups})
+        soups = kept.names()
         paths = [self.cache.path(ref.sha256) for ref in references(task.content) if ref.sha256 not in soups]
         return [file for path in paths for file in (path, partial_file(path))]
 

@@ -290,6 +290,7 @@ def leave(
     as_json: AsJson = False,
 ) -> None:
     """Withdraw from a hub and receive no more tasks. Earned credits stay in its ledger."""
+    from gym_client.agent.kept_soups import KeptSoups
     from gym_client.agent.residuals import Residuals
     from gym_client.audits.evidence import drop_all
     from gym_client.hub.known import enrolled_client
@@ -302,6 +303,7 @@ def leave(
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
         Residuals(own, client.pin.server).delete()
+        KeptSoups(own).replace(client.pin.server, ())
         drop_all(own, client.pin.server)
     print_result(as_json, {"left": contributor, "server": client.pin.server}, left_in_words(client.pin))
 

@@ -28,7 +28,7 @@ class Home:
 
     It contains ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml``
     (optional), ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``audits/``, ``seeds/``,
-    ``seeding.json`` and ``receipts.jsonl``.
+    ``seeding.json``, ``soups.json`` and ``receipts.jsonl``.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, RecordDict
+from gym_client.agent.kept_soups import KeptSoups
+from gym_client.agent.policy import Policy
+from gym_client.agent.task_objects import TaskObjects
 from gym_client.cli.announced import announced
 from gym_client.hub import stream, transfers
 from gym_client.hub.replies import parse_verdicts
 from gym_client.hub.stream import Lease, WorkStream
+from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.ledger.copy import _heads
 from gym_client.mirror.source import Mirrors
@@ -101,6 +105,25 @@ def test_an_object_that_claims_to_be_a_soup_is_kept_only_if_the_task_names_it(sc
     scene.hub.finish()
     scene.agent(empty).run()
     assert not list(scene.home.objects.iterdir())
+
+
+def test_a_task_deletes_no_soup_of_another_hub_and_a_new_lineage_replaces_its_old_one(scene: Scene) -> None:
+    objects = TaskObjects(scene.home, scene.client, Policy(), Traffic(scene.home, scene.client.pin.server))
+    first, second = objects.cache.put(b"first"), objects.cache.put(b"second")
+
+    def version(server: str, *soups: Path) -> Any:
+        return SimpleNamespace(server=server, soups=[SimpleNamespace(sha256=path.name) for path in soups])
+
+    objects.temporary_files(scene.task("1"), version("a", first))
+    others = scene.task("2", RecordDict({"model": ArrayRecord({"w": _array()})}))
+    others.content.arrays["model"].arrays[0].sha256 = first.name
+    assert first not in objects.temporary_files(others, version("b", second))
+    objects.temporary_files(scene.task("3"), version("b", first))
+    assert (first.exists(), second.exists()) == (True, False)
+    objects.temporary_files(scene.task("4"), version("a"))
+    assert first.exists()  # the other hub's version has it, too
+    KeptSoups(scene.home).replace("b", ())
+    assert not first.exists()
 
 
 def _array() -> Any:
