@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.adapter_limits import bounded_tensors, require_limits
 from gym_fed.base.modeling.adapter_names import own_names_kept
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
@@ -24,12 +25,11 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 BASE_ADAPTERS = "base_adapters"
-_RANKS = ("r", "init_r", "target_r")
-MAX_RANK = 1 << 14
-"""Maximum rank of a non-LoRA adapter, whose rank need not be a dimension in its file."""
 _VIRTUAL_TOKENS = (
     "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT",
 )  # fmt: skip
+_MISFITS = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)
+"""Exceptions of PEFT for a config with values of the wrong type, or of another model."""
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -88,7 +88,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
             else "save it again with PEFT's save_pretrained",
         )
     _require_unchanged_base(name, config)
-    _require_own_ranks(name, config, weights)
+    require_limits(name, config, weights)
     below = folder / BASE_ADAPTERS
     numbered = sorted((int(entry.name), entry) for entry in below.glob("*") if entry.name.isdecimal())
     return Adapter(name, folder, config, file_sha256(weights), tuple(entry for _, entry in numbered))
@@ -116,38 +116,6 @@ def _require_unchanged_base(name: str, config: dict[str, Any]) -> None:
             ErrorCode.MODEL_INVALID,
             f"{name}: init_lora_weights is {start}, so it fits only the base that this initialisation changed",
             "save it with PEFT's path_initial_model_for_weight_conversion, which converts it to a plain LoRA",
-        )
-
-
-def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None:
-    """Reject ranks larger than those of the weights, since PEFT allocates the config's sizes before it reads them.
-
-    Raises:
-        GymError: ``MODEL_INVALID`` with both ranks.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    kind = str(config.get("peft_type", "LORA"))
-    if kind == "LOKR":
-        return  # a rank larger than a layer's size is full rank
-    if kind != "LORA":
-        max_rank = MAX_RANK
-    else:
-        try:
-            with safe_open(weights, framework="pt") as file:
-                keys = [key for key in file.keys() if ".lora_A." in key or ".lora_embedding_A" in key]  # noqa: SIM118 (it is no dict)
-                shapes = [file.get_slice(key).get_shape() for key in keys]
-        except SafetensorError:
-            return  # loading reports it
-        max_rank = max((shape[0] for shape in shapes if shape), default=0)
-    pattern = config.get("rank_pattern")
-    values = [*map(config.get, _RANKS), *(pattern.values() if isinstance(pattern, dict) else ())]
-    ranks = [rank for rank in values if isinstance(rank, int)]
-    if max(ranks, default=0) > max_rank:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name}: {CONFIG} says rank {max(ranks):.6g}, but its weights have at most {max_rank}",
-            "restore its files, or use another adapter",
         )
 
 
@@ -322,7 +290,7 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     fit_rows(model, adapter.name, adapter.folder / WEIGHTS)
     require_quick_patterns(adapter.config, names_of(model), str(adapter.folder / CONFIG))
     try:
-        with own_names_kept(), warnings.catch_warnings():
+        with own_names_kept(), bounded_tensors(model, adapter.name), warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
             # Ignore warnings on PEFT's own patterns for routed experts, and on deprecated names of transformers.
             warnings.filterwarnings("ignore", message="The following .*_pattern keys did not match")
@@ -332,7 +300,7 @@ def load_on(model: Any, adapter: Adapter) -> Any:
             peft_model = PeftModel.from_pretrained(model, str(adapter.folder))
         _require_all_factors(peft_model, adapter)
         return peft_model
-    except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:
+    except (*_MISFITS, UserWarning, SafetensorError) as error:
         raise does_not_fit(adapter, type(model).__name__, str(error)) from error
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gym_fed.base.modeling.adapter_limits import bounded_tensors
 from gym_fed.base.modeling.adapters import base_of, read_adapter
 from gym_fed.base.modeling.loading import load_weights
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
@@ -86,7 +87,8 @@ class RewardModelGrader(Grader):
 
                 own = read_adapter(self.config.model, self._folder)
                 require_quick_patterns(own.config, names_of(model), str(adapter))
-                model = PeftModel.from_pretrained(model, str(self._folder))
+                with bounded_tensors(model, own.name):
+                    model = PeftModel.from_pretrained(model, str(self._folder))
         return model
 
     def grade(self, samples: Sequence[Sample]) -> list[float]:

@@ -7,6 +7,7 @@ import re
 import warnings
 from typing import Any
 
+from gym_fed.base.modeling.adapter_limits import bounded_tensors
 from gym_fed.base.modeling.adapter_names import own_names_kept
 from gym_fed.base.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
@@ -148,7 +149,8 @@ def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
         settings.modules_to_save = names or None
     apply_base_changes(model, adapter.folder)
     _require_layers(model, settings, adapter, config)
-    adapted = wrap(model, settings, config.finetuning, seed=config.seed)
+    with bounded_tensors(model, adapter.name):
+        adapted = wrap(model, settings, config.finetuning, seed=config.seed)
     _require_plain_head(adapted, adapter)
     _load(adapted, adapter)
     if getattr(section, "lora_fa", False) or getattr(section, "freeze_a", False):

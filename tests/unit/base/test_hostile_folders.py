@@ -53,6 +53,39 @@ def test_a_rank_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
         read_adapter("huge", folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 10**12}, "creates tensors that are larger"),
+        (
+            {"peft_type": "VBLORA", "num_vectors": 10**12, "vector_length": 8},
+            "creates tensors that are larger",
+        ),
+        ({"layer_replication": [[0, 2]] * 1000}, "layer_replication makes 2,000 layers, but at most 257"),
+        ({"peft_type": "SHADOW", "shadow_model": "no/body"}, "shadow_model of SHADOW loads other files"),
+        ({"peft_type": "XLORA", "adapters": {"0": "no/body"}}, "adapters of XLORA loads other files"),
+        (
+            {"peft_type": "MULTITASK_PROMPT_TUNING", "prompt_tuning_init_state_dict_path": "/dev/zero"},
+            "prompt_tuning_init_state_dict_path of .* loads other files",
+        ),
+        ({"peft_type": ["a"]}, "does not match"),
+        ({"lora_alpha": "x"}, "does not match"),
+        ({"target_modules": 7}, "does not match"),
+        ({"rank_pattern": [1, 2]}, "does not match"),
+        ({"trainable_token_indices": [10**12]}, "does not match"),
+    ],
+)
+def test_a_config_that_makes_peft_allocate_load_or_fail_is_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    folder = adapter(tmp_path / "hostile", "gym-nano", **{"target_modules": None, **changes})
+    if "lora_alpha" in changes:
+        folder = adapter(tmp_path / "typed", "gym-nano", **changes)
+    with pytest.raises(GymError, match=problem) as raised:
+        load_model(str(folder))
+    assert raised.value.code is ErrorCode.MODEL_INVALID
+
+
 def test_a_rank_that_the_weights_have_is_read(tmp_path: Path) -> None:
     assert read_adapter("right", adapter(tmp_path / "right", "gym-nano")).base == "gym-nano"
 
