@@ -167,7 +167,10 @@ def load_tokenizer(name_or_path: str) -> Any:
     """Load only the tokenizer. Raises the errors of ``load_model``. A missing pad token is set to the EOS token."""
     from transformers import AutoTokenizer
 
+    from gym_fed.base.modeling.config_checks import require_harmless
+
     source = resolve(name_or_path)
+    require_harmless(Path(source))
     require_quick_tokenizer(Path(source), name_or_path)
     with quiet_loading(), readable_errors(name_or_path):
         try:

@@ -22,6 +22,7 @@ from gym_fed.base.files import (
     listing_sha256,
     most_bytes,
 )
+from gym_fed.base.modeling.config_checks import require_harmless
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256, fsync_folder
@@ -233,6 +234,7 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
         except SafetensorError as error:
             raise _invalid(f"{name} is not a weight file: {error}") from error
     _require_bounded(read_object(folder / "config.json"), num_tensors)
+    require_harmless(folder)
     num_described = _values_of(folder)
     if num_described > num_values + _SPARE_VALUES:
         raise _invalid(

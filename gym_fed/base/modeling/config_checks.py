@@ -92,6 +92,8 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SIZE_LIMIT = 1 << 31
 _SPARE_LAYERS = 1000
 """Number of layers that is always accepted for other model types, whose layers may share weights or be missing."""
+MAX_ITEMS = 1 << 16
+"""Maximum length of a list, and of ``num_labels``: transformers creates a name for each."""
 _WEIGHTS_PER_NUMBER = 32
 """Maximum number of weights per stored number: 1-bit weights in 32-bit words."""
 
@@ -100,13 +102,48 @@ _HINT = "correct it, or restore config.json and weights of the same model"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def require_sizes(folder: Path) -> None:
-    """Reject a model folder whose config has different sizes from its safetensors files.
+def require_harmless(folder: Path) -> None:
+    """Reject a ``config.json`` for which transformers would fill the memory, or fetch code for the attention.
 
     Raises:
         GymError: ``MODEL_INVALID`` with file, key and value.
     """
     file = folder / "config.json"
+    try:
+        pending: list[object] = [read_object(file)]
+    except (OSError, GymError):  # loading the model reports it
+        return
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending.extend(node)
+        for key, value in node.items() if isinstance(node, dict) else ():
+            pending.append(value)
+            if (fault := _harm(key, value)) is not None:
+                raise GymError(ErrorCode.MODEL_INVALID, f"{file}: {plain(key, 60)} {fault}", _HINT)
+
+
+def _harm(key: str, value: object) -> str | None:
+    """Return why an entry of a config is refused; None if it is not."""
+    if key == "num_labels" and isinstance(value, int) and value > MAX_ITEMS:
+        return f"is {value:.6g}, but at most {MAX_ITEMS:,} are allowed"
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        return f"has {counted(len(value), 'value')}, but at most {MAX_ITEMS:,} are allowed"
+    if key == "_attn_implementation" and value not in (None, "eager", "sdpa"):
+        return f"is {plain(str(value), 60)!r}, which may be code from the Hub: remove it"
+    if key == "quantization_config" and not isinstance(value, dict | None):
+        return "is not a mapping"
+    return None
+
+
+def require_sizes(folder: Path) -> None:
+    """Reject a model folder whose config has different sizes from its safetensors files.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` with file, key and value; errors from ``require_harmless``.
+    """
+    file = folder / "config.json"
+    require_harmless(folder)
     try:
         config = read_object(file)
     except (OSError, GymError):  # loading the model reports it

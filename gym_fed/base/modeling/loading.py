@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -41,8 +42,12 @@ def load_weights(
 
     Raises:
         GymError: ``MODEL_INVALID`` with tensors that are missing, have a different shape, or are unknown to the
-            architecture.
+            architecture; errors from ``require_sizes``.
     """
+    from gym_fed.base.modeling.config_checks import largest_size, require_sizes  # it imports numpy
+
+    if source is not None:
+        require_sizes(Path(source))
     given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **arguments}
     if "attn_implementation" in given:
         model, info = kind.from_pretrained(source, **given)
@@ -53,8 +58,6 @@ def load_weights(
             if "does not support an attention implementation" not in str(error):
                 raise
             model, info = kind.from_pretrained(source, **given, attn_implementation="eager")
-            from gym_fed.base.modeling.config_checks import largest_size  # it imports numpy
-
             if largest_size(model.config.get_text_config(), "num_attention_heads"):
                 _warn_of_eager(name, type(model).__name__)
     require_exact_tensors(name, model, info, headless=headless)
@@ -144,7 +147,7 @@ def readable_errors(name: str) -> Iterator[None]:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    wrong = (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError)
+    wrong = (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError)
     try:
         yield
     except RecursionError as error:

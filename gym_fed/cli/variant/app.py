@@ -114,7 +114,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         from gym_fed.export.formats.gguf import reader_of
 
         tokenizer = load_tokenizer(base)  # raises if it is not a model
-        if not reader_of(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
+        if not reader_of(AutoConfig.from_pretrained(resolve(base), local_files_only=True, trust_remote_code=False)):
             words += ("--skip-check",)
             note = "# the file is not checked after writing; that needs: pip install llama-cpp-python\n"
     if is_chat and base_is_here:

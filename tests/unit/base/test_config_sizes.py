@@ -18,6 +18,7 @@ from gym_fed.base.models import load_model, load_tokenizer, nano_path, resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.serving.base import load_base, spec_of_files
+from gym_fed.training.model.architecture import read_config
 
 
 def changed(folder: Path, **keys: Any) -> Path:
@@ -53,6 +54,29 @@ def test_what_is_no_size_is_refused_by_file_and_key(tmp_path: Path, key: str, va
         load_base(str(folder), [], "float32", plain=True)
     assert refused.value.code is ErrorCode.MODEL_INVALID
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_labels", 10**12),
+        ("layer_types", ["x"] * 70_000),
+        ("_attn_implementation", "somebody/kernel"),
+        ("_attn_implementation", {"": "somebody/kernel"}),
+        ("quantization_config", [1]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("act", [load_model, load_tokenizer, read_config])
+@pytest.mark.parametrize("section", [None, "text_config"])
+def test_a_config_that_fills_the_memory_or_names_code_is_refused_by_every_reader(
+    tmp_path: Path, key: str, value: Any, act: Any, section: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("read"))
+    folder = changed(tmp_path / "model", **({key: value} if section is None else {section: {key: value}}))
+    with pytest.raises(GymError, match=rf"config\.json: {key} ") as refused:
+        act(str(folder))
+    assert refused.value.code is ErrorCode.MODEL_INVALID
 
 
 @pytest.mark.parametrize("key", NUMBERS)
