@@ -21,6 +21,8 @@ from gym_client.identity.home import Home
 from gym_fed.config.hub.task import TaskSpec, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import move_file
+from gym_fed.core.text import readable_bytes
+from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.trust.identity.commitment import UploadCommitment
 from gym_fed.trust.wire.limits import DELTA_STYPE
 from gym_fed.trust.wire.records import GetObject, PutObject, from_wire, to_wire
@@ -158,12 +160,26 @@ class TaskObjects:
 
         An object that a task references several times is read once and shared, so that a small task cannot exhaust
         memory.
+
+        Raises:
+            GymError: ``TOO_LARGE``, from the function, if the objects need more than half of the free memory.
         """
         held: dict[str, bytes] = {}
+        free, total = available_memory_bytes(), 0
 
         def read(ref: pb.ArrayRef) -> bytes:
+            nonlocal total
             if ref.sha256 not in held:
-                held[ref.sha256] = self.cache.path(ref.sha256).read_bytes()
+                path = self.cache.path(ref.sha256)
+                total += path.stat().st_size
+                if total > free // 2:  # the app needs the other half
+                    raise GymError(
+                        ErrorCode.TOO_LARGE,
+                        f"the task's arrays have {readable_bytes(total)} or more, but only half of the free memory "
+                        f"of {readable_bytes(free)} is for them",
+                        "use a machine with more memory",
+                    )
+                held[ref.sha256] = path.read_bytes()
             return held[ref.sha256]
 
         return read

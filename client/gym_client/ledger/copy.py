@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 from gym_client.hub.heads import Heads
 from gym_client.hub.replies import read_entry, refused_as_unsigned
+from gym_client.hub.transfers import SPARE_BYTES
 from gym_client.hub.transport import HubClient, transfer_seconds
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import append_lines, make_folder
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, readable_bytes
 from gym_fed.trust.identity.history import REVOKED, History
 from gym_fed.trust.identity.variant import SignedVariant
 from gym_fed.trust.ledger.entries import Entry, corrupt
@@ -29,6 +31,7 @@ Progress = Callable[[int, int], None]
 _MAX_HEADS = 2_000_000
 """Maximum number of heads of one download, which are held in memory."""
 
+_LINES_PER_LOOK = 100
 _HEAD = b'{"head":'
 _SECONDS = transfer_seconds(256 << 20)
 
@@ -94,7 +97,7 @@ class LedgerCopy:
             entries = client.mirrors.entries(size + 1, head.size, head.head.hash)
         if entries is None:
             entries = _entries(client, size + 1, head.size, progress)
-        append_lines(self.path, chain(first, lines(entries, heads)))
+        append_lines(self.path, chain(first, _with_room(lines(entries, heads), self.path.parent)))
 
 
 def _entries(client: HubClient, first: int, last: int, progress: Progress) -> Iterator[Entry]:
@@ -120,6 +123,19 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
             f"the hub signed {counted(last, 'entry')} but sends {expected - 1}",
             "the hub withholds entries that it signed; show your heads to the other contributors",
         )
+
+
+def _with_room(lines: Iterable[str], folder: Path) -> Iterator[str]:
+    """Pass on the lines as long as the disk keeps ``SPARE_BYTES`` free, since a hub may sign a ledger of any size."""
+    for number, line in enumerate(lines):
+        if number % _LINES_PER_LOOK == 0 and (free := shutil.disk_usage(folder).free) < SPARE_BYTES:
+            raise GymError(
+                ErrorCode.DISK_FULL,
+                f"the hub's ledger does not fit in {folder}: {readable_bytes(free)} are free, of which "
+                f"{readable_bytes(SPARE_BYTES)} must stay free",
+                "free some space, or use a home on another disk with --home",
+            )
+        yield line
 
 
 def _heads(client: HubClient, first: int, last: int) -> list[SignedHead]:

@@ -8,13 +8,15 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
+from gym_client.agent import task_objects
 from gym_client.agent.kept_soups import KeptSoups
 from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import TaskObjects
@@ -24,12 +26,13 @@ from gym_client.hub.replies import parse_verdicts
 from gym_client.hub.stream import Lease, WorkStream
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
-from gym_client.ledger.copy import _heads
+from gym_client.ledger.copy import _heads, _with_room
 from gym_client.mirror.source import Mirrors
 
 from gym_fed.config.hub.mirrors import MirrorConfig
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.heads import Head, SignedHead
 from gym_fed.trust.wire.limits import CALL_SECONDS
@@ -127,8 +130,6 @@ def test_a_task_deletes_no_soup_of_another_hub_and_a_new_lineage_replaces_its_ol
 
 
 def _array() -> Any:
-    from flwr.app import Array
-
     return Array(np.arange(1000, dtype=np.float32))
 
 
@@ -143,6 +144,33 @@ def test_a_large_object_that_would_fill_the_disk_is_refused_before_a_byte(
         download(scene.client, ObjectCache(tmp_path), name, len(data))
     assert caught.value.code is ErrorCode.DISK_FULL
     assert not scene.hub.download_offsets
+
+
+def test_arrays_larger_than_half_of_the_free_memory_are_not_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_objects, "available_memory_bytes", lambda: 9_000)
+    arrays = {name: Array(np.full(500, number, np.float32)) for number, name in enumerate("abc")}
+    scene.hub.give(scene.task("large", RecordDict({"model": ArrayRecord(arrays)})))
+    scene.hub.finish()
+    scene.agent(lambda *_: pytest.fail("the app was called")).run()
+    assert "half of the free memory" in scene.error_of("large").reason
+
+
+def test_a_ledger_without_end_leaves_room_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def disk(_: Path) -> Any:
+        return SimpleNamespace(free=transfers.SPARE_BYTES - (len(taken) > 1000))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk)
+    endless = (str(taken.append(number)) for number in count())
+    with pytest.raises(GymError, match="must stay free") as caught:
+        append_lines(tmp_path / "ledger.jsonl", _with_room(endless, tmp_path))
+    assert caught.value.code is ErrorCode.DISK_FULL
+    assert len(taken) < 2000
 
 
 VERDICT = {"update": "ab" * 32, "server_round": 1, "verdict": "merged", "reason": "", "bytes": 1, "credit": 1}
