@@ -183,7 +183,9 @@ def licence_of(folder: Path) -> str:
     from gym_fed.core.plain_yaml import parse_value
 
     text = ""
-    if not lies_in(folder / CARD, folder):
+    if not (folder / CARD).is_file() or not lies_in(
+        folder / CARD, folder
+    ):  # opening a named pipe would block
         return ""
     with suppress(OSError), (folder / CARD).open(encoding="utf-8", errors="replace") as file:
         text = file.read(_MAX_HEAD_CHARS)

@@ -16,6 +16,7 @@ from pydantic import Field
 from gym_fed.base.files import licence_of
 from gym_fed.base.models import folder_here
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.plain_yaml import parse_value
@@ -292,7 +293,7 @@ def _bases(folder: Path) -> list[str]:
             document = (
                 read_object(folder / name)
                 if name.endswith(".json")
-                else parse_value((folder / name).read_text(encoding="utf-8"))
+                else parse_value(read_config_text(folder / name))
             )
         except (OSError, GymError, ValueError):
             continue

@@ -7,6 +7,7 @@ const LINK = /^https?:\/\/[^\s]+$/i;
 export function markdown(text) {
   if (text.length > MOST) return [el("p", {class: "said"}, text)];
   const lines = text.replaceAll("\r", "").split("\n"), nodes = [];
+  let cellsLeft = MOST_CELLS;
   for (let at = 0; at < lines.length;) {
     const line = lines[at], fence = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)/.exec(line);
     if (fence) {
@@ -21,7 +22,8 @@ export function markdown(text) {
     if (line.includes("|") && DIVIDER.test(lines[at + 1] || "") && (lines[at + 1] || "").includes("-")) {
       let to = at + 2;
       while (to < lines.length && lines[to].includes("|")) to++;
-      nodes.push(tableOf(line, lines.slice(at + 2, to)));
+      cellsLeft -= cells(line).length * (to - at);
+      nodes.push(cellsLeft < 0 ? el("p", {class: "said"}, lines.slice(at, to).join("\n")) : tableOf(line, lines.slice(at + 2, to)));
       at = to;
       continue;
     }
@@ -37,6 +39,7 @@ export function markdown(text) {
 const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
 const DIVIDER = /^[ |:-]+$/;
 const MOST_COLUMNS = 50, MOST_DEPTH = 8;
+const MOST_CELLS = 20_000; // in all tables of an answer, since a short row has as many cells as its header; further tables stay text
 const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|", MOST_COLUMNS).map((cell) => cell.trim());
 
 function tableOf(head, rows) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,3 +235,10 @@ def test_the_registry_is_read_once_at_a_time(tmp_path: Path) -> None:
     client = webui_client(tmp_path)
     with models._one_at_a_time:
         assert client.get(f"{API}/registry").status_code == 429
+
+
+def test_a_model_whose_files_are_pipes_is_listed_and_read(client: TestClient, tmp_path: Path) -> None:
+    for name in ("lora/README.md", "lora/config.yaml", "tuned/config.yaml"):
+        os.mkfifo(tmp_path / name)
+    assert {"lora", "tuned"} <= {one["id"] for one in client.get(API).json()["models"]}
+    assert client.get(f"{API}/one", params={"model": "lora"}).json()["base"] == "tuned"

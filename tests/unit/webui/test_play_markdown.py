@@ -104,3 +104,11 @@ def test_deep_lists_and_wide_tables_are_bounded(tmp_path: Path) -> None:
     lists, tables = rendered(tmp_path, deep, wide)
     assert json.dumps(lists).count('"ul"') <= 9
     assert json.dumps(tables).count('"th"') == 50
+
+
+def test_tables_of_more_cells_than_a_page_holds_stay_text(tmp_path: Path) -> None:
+    small, rows = f"{'a|' * 49}a\n|-\n", "|\n" * 300
+    (answer,) = rendered(tmp_path, f"{small}{rows}\n{small}{rows}")
+    assert [tag for tag, _ in answer] == ["div", "p"]
+    (answer,) = rendered(tmp_path, f"{small}{'|' + chr(10)}" * 900)
+    assert len(json.dumps(answer)) < 1_000_000
