@@ -32,6 +32,10 @@ from gym_server.store.tables import objects, readers, uploads
 
 SYNC_BYTES = 16 << 20
 MAX_OPEN_UPLOADS = 4
+_SMALL_CHUNK_BYTES = 64 << 10
+_PAUSE_SECONDS = 0.05
+"""Pause after a small chunk. The cost of a chunk hardly depends on its size, so one stream of tiny ones would otherwise
+take a processor."""
 _SLOWEST_BYTES_PER_SECOND = 4 << 10
 """Minimum average rate of an upload, in bytes per second; slower uploads are aborted."""
 
@@ -259,8 +263,11 @@ class Transfers:
                 await heavily(_sync, file)
                 unsynced = 0
             failpoint("upload-chunk")
+            is_small = len(chunk.data) < _SMALL_CHUNK_BYTES
             chunk = await _next(chunks, self._limits.idle_upload_seconds)
             if chunk is not None:
+                if is_small:
+                    await asyncio.sleep(_PAUSE_SECONDS)
                 await asyncio.to_thread(check)
         return offset
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from gym_server.rpc import transfers as module
 from gym_server.rpc.transfers import Transfers
 
 from gym_fed.config.hub.sections import LimitsConfig
@@ -53,3 +54,20 @@ def test_an_upload_that_does_not_get_on_is_ended(
     if size == 1:
         held = transfers.begin("ann", NAME, SIZE).offset
         assert 0 < held < count, "the next try goes on from there"
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_tiny_chunks_wait_at_the_sender_and_take_no_processor(
+    transfers: Transfers, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 3600.0)
+    taken: list[int] = []
+
+    async def endless() -> AsyncIterator[pb.UploadChunk]:
+        async for chunk in _chunks(500, size, 0.0):
+            taken.append(len(chunk.data))
+            yield chunk
+
+    with pytest.raises(GymError, match="arrived at less than"):
+        asyncio.run(transfers.receive("ann", endless(), lambda: None))
+    assert len(taken) == 2
