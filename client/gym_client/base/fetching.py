@@ -22,7 +22,7 @@ from gym_fed.base.files import (
     listing_sha256,
     most_bytes,
 )
-from gym_fed.base.modeling.config_checks import require_harmless
+from gym_fed.base.modeling.config_checks import load_config, require_harmless
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256, fsync_folder
@@ -264,14 +264,13 @@ def _require_bounded(config: object, num_tensors: int) -> None:
 def _values_of(folder: Path) -> int:
     """Return the number of values in the parameters and buffers of a folder's model, without allocating them."""
     import torch
-    from transformers import AutoConfig
 
     from gym_fed.base.models import quiet_loading
     from gym_fed.training.planning.sizes import model_of
 
     with quiet_loading():
         try:
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            config = load_config(folder)
             with torch.device("meta"):
                 model = model_of(config)
         except Exception as error:

@@ -82,14 +82,14 @@ def class_of(config: Any) -> Any:
 def config_of(folder: Path) -> Any:
     """Return the config of a folder that ``from_pretrained`` can load with given tensors; otherwise None."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
+    from gym_fed.base.modeling.config_checks import load_config
     from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths
 
     if is_mixture_of_depths(folder):
         return None
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = load_config(folder)
     except (OSError, ValueError, KeyError, StrictDataclassError):  # loading reports it
         return None
     return config if class_of(config) is not None else None

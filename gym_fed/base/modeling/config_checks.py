@@ -103,7 +103,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def require_harmless(folder: Path) -> None:
-    """Reject a ``config.json`` for which transformers would fill the memory, or fetch code for the attention.
+    """Reject a ``config.json`` for which transformers would fill the memory.
 
     Raises:
         GymError: ``MODEL_INVALID`` with file, key and value.
@@ -129,11 +129,33 @@ def _harm(key: str, value: object) -> str | None:
         return f"is {value:.6g}, but at most {MAX_ITEMS:,} are allowed"
     if isinstance(value, list) and len(value) > MAX_ITEMS:
         return f"has {counted(len(value), 'value')}, but at most {MAX_ITEMS:,} are allowed"
-    if key == "_attn_implementation" and value not in (None, "eager", "sdpa"):
-        return f"is {plain(str(value), 60)!r}, which may be code from the Hub: remove it"
     if key == "quantization_config" and not isinstance(value, dict | None):
         return "is not a mapping"
     return None
+
+
+def names_implementation(folder: Path) -> bool:
+    """Return True if ``config.json`` names an implementation of attention or experts, such as FlashAttention."""
+    try:
+        return b'_implementation"' in (folder / "config.json").read_bytes()
+    except OSError:  # loading the model reports it
+        return False
+
+
+def load_config(folder: Path) -> Any:
+    """Load the transformers config of a folder, without the implementations that it names.
+
+    transformers would prefer them to an ``attn_implementation`` argument. Many need a GPU, or code from the Hub.
+
+    Raises:
+        GymError: Errors from ``require_harmless``.
+    """
+    from transformers import AutoConfig
+
+    require_harmless(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config._attn_implementation = config._experts_implementation = None  # sets those of its parts, too
+    return config
 
 
 def require_sizes(folder: Path) -> None:

@@ -31,7 +31,7 @@ def load_weights(
 ) -> Any:
     """Load a model with torch's SDPA attention, or with eager attention if its class does not support it.
 
-    By default transformers would use the attention that ``config.json`` names, such as a GPU kernel.
+    An implementation that ``config.json`` names is ignored, since it may be a GPU kernel.
 
     Args:
         kind: A transformers class with ``from_pretrained``.
@@ -44,11 +44,18 @@ def load_weights(
         GymError: ``MODEL_INVALID`` with tensors that are missing, have a different shape, or are unknown to the
             architecture; errors from ``require_sizes``.
     """
-    from gym_fed.base.modeling.config_checks import largest_size, require_sizes  # it imports numpy
+    from gym_fed.base.modeling.config_checks import (  # it imports numpy
+        largest_size,
+        load_config,
+        names_implementation,
+        require_sizes,
+    )
 
     if source is not None:
         require_sizes(Path(source))
     given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **arguments}
+    if source is not None and "config" not in given and names_implementation(Path(source)):
+        given["config"] = load_config(Path(source))
     if "attn_implementation" in given:
         model, info = kind.from_pretrained(source, **given)
     else:

@@ -108,13 +108,12 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
     words = ("gym", "export", base, "--variant", record.name, *_store_words(store), "-o", file)
     note, base_is_here = "", is_named or is_here(base)
     if base_is_here:
-        from transformers import AutoConfig
-
+        from gym_fed.base.modeling.config_checks import load_config
         from gym_fed.base.models import load_tokenizer, resolve
         from gym_fed.export.formats.gguf import reader_of
 
         tokenizer = load_tokenizer(base)  # raises if it is not a model
-        if not reader_of(AutoConfig.from_pretrained(resolve(base), local_files_only=True, trust_remote_code=False)):
+        if not reader_of(load_config(Path(resolve(base)))):
             words += ("--skip-check",)
             note = "# the file is not checked after writing; that needs: pip install llama-cpp-python\n"
     if is_chat and base_is_here:

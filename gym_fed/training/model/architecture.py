@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from gym_fed.base.modeling.config_checks import require_harmless
+from gym_fed.base.modeling.config_checks import load_config
 from gym_fed.base.models import is_hub_name, load_tokenizer, require_base_model, resolve
 from gym_fed.config.train.training import ModelInit, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
@@ -50,8 +50,6 @@ def read_config(name: str, *, from_hub: bool = True) -> Any:
         name: A model name or folder.
         from_hub: True to read the config from the Hub if the model is not on this machine.
     """
-    from transformers import AutoConfig
-
     try:
         folder = Path(resolve(name))
     except GymError as error:
@@ -62,23 +60,19 @@ def read_config(name: str, *, from_hub: bool = True) -> Any:
     if adapter.is_file() and not (folder / "config.json").is_file():
         require_base_model(name, folder)
         return read_config(str(read_object(adapter)["base_model_name_or_path"]), from_hub=from_hub)
-    require_harmless(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return load_config(folder)
     except (OSError, ValueError, RecursionError) as error:
         reason = f"{name}: its config cannot be read: {error}"
         raise GymError(ErrorCode.MODEL_INVALID, reason, "use another model") from error
 
 
 def _read_hub_config(name: str) -> Any:
-    from transformers import AutoConfig
-
     from gym_fed.base.downloads import model_config
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")
-        require_harmless(Path(folder))
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return load_config(Path(folder))
 
 
 def new_config(settings: ModelInit, tokenizer: Any) -> Any:

@@ -61,15 +61,13 @@ def test_what_is_no_size_is_refused_by_file_and_key(tmp_path: Path, key: str, va
     [
         ("num_labels", 10**12),
         ("layer_types", ["x"] * 70_000),
-        ("_attn_implementation", "somebody/kernel"),
-        ("_attn_implementation", {"": "somebody/kernel"}),
         ("quantization_config", [1]),
     ],
     ids=lambda value: str(value)[:40],
 )
 @pytest.mark.parametrize("act", [load_model, load_tokenizer, read_config])
 @pytest.mark.parametrize("section", [None, "text_config"])
-def test_a_config_that_fills_the_memory_or_names_code_is_refused_by_every_reader(
+def test_a_config_that_fills_the_memory_is_refused_by_every_reader(
     tmp_path: Path, key: str, value: Any, act: Any, section: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("read"))
@@ -77,6 +75,17 @@ def test_a_config_that_fills_the_memory_or_names_code_is_refused_by_every_reader
     with pytest.raises(GymError, match=rf"config\.json: {key} ") as refused:
         act(str(folder))
     assert refused.value.code is ErrorCode.MODEL_INVALID
+
+
+@pytest.mark.parametrize(
+    "names", ["flash_attention_2", "flex_attention", "somebody/kernel", {"": "somebody/kernel"}], ids=str
+)
+def test_an_attention_that_a_config_names_is_not_used(tmp_path: Path, names: Any) -> None:
+    """Real configs name FlashAttention, which most machines lack."""
+    folder = changed(tmp_path / "model", _attn_implementation=names, _experts_implementation=names)
+    model = load_model(str(folder)).model
+    assert model.config._attn_implementation == "sdpa"
+    assert read_config(str(folder))._attn_implementation is None
 
 
 @pytest.mark.parametrize("key", NUMBERS)
