@@ -62,9 +62,12 @@ class EngineConfig(StrictModel):
     """Maximum time of a step with a prompt, as a multiple of a decode-only step. If a step has several prompts, all
     but one count as running answers. null: no limit but ``max_batch_tokens``."""
 
-    speculative: Literal["off", "ngram"] = "off"
-    """Speculative decoding: ngram proposes the tokens that followed an earlier occurrence of the same n-gram. The next
-    step verifies them, so answers do not change."""
+    speculative: Literal["off", "ngram", "draft"] = "off"
+    """Speculative decoding: ngram proposes the tokens that followed an earlier occurrence of the same n-gram, draft
+    those of ``draft_model``. The next step verifies them, so answers do not change."""
+
+    draft_model: str | None = None
+    """Model for ``speculative: draft``, with the base's tokens; on a CPU, it is packed to 4 bits. null: the base."""
 
     speculative_tokens: int = Field(default=4, ge=1, le=32)
     """Maximum number of tokens per proposal."""
@@ -76,6 +79,14 @@ class EngineConfig(StrictModel):
     """Method for multiplying sign deltas: exactly in float32, or by lookup tables of sums in 8 bits (faster, with an
     error of about 1% of the term's norm) or 16 bits (3e-5). Tables also multiply ternary, 2-bit and 4-bit deltas. auto
     is exact for a float32 base, and lookup for any other."""
+
+    @model_validator(mode="after")
+    def _validate_draft(self) -> EngineConfig:
+        if self.draft_model is not None and self.speculative != "draft":
+            raise ValueError(
+                f"draft_model is set, but speculative is {self.speculative}: set speculative: draft, or remove it"
+            )
+        return self
 
 
 class SamplingConfig(StrictModel):

@@ -17,7 +17,7 @@ _KEYS = "gym api keys add NAME, and then --api-keys api_keys.json"
 _KV_DTYPE = "--set engine.kv_dtype=int8 (or float32, bfloat16)"
 _KV_SIZE = "--set engine.kv_cache_size=4GiB, and --set cache_size=10GB for variants"
 _CACHE_SIZE = "--set cache_size=10GB"
-_NGRAM = "--set engine.speculative=ngram (there are no draft models)"
+_DRAFT = "--set engine.speculative=draft and --set engine.draft_model=MODEL (or engine.speculative=ngram)"
 _SAMPLING = "--set sampling.{0}=VALUE, the default for requests"
 _DEVICE = "--set device=cuda (layers are not split across devices)"
 _ONE_DEVICE = "leave it out: a server runs on one device"
@@ -54,7 +54,7 @@ OPTIONS = {
     **dict.fromkeys(("--gpu-memory-utilization", "--kv-cache-memory-bytes"), _KV_SIZE),
     **dict.fromkeys(("--max-loras", "--max-cpu-loras", "--max-lora-rank"), _CACHE_SIZE),
     **dict.fromkeys(("--lora-modules", "--lora", "--lora-paths"), _VARIANT),
-    **dict.fromkeys(("--speculative-config", "--model-draft", "-md"), _NGRAM),
+    **dict.fromkeys(("--speculative-config", "--model-draft", "-md"), _DRAFT),
     **dict.fromkeys(("--device", "-dev", "--n-gpu-layers", "--gpu-layers", "-ngl"), _DEVICE),
     **dict.fromkeys(
         ("--tensor-parallel-size", "-tp", "--tp", "--pipeline-parallel-size", "-pp"), _ONE_DEVICE

@@ -28,6 +28,7 @@ from gym_fed.serving.base import end_ids
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop
+from gym_fed.serving.engine.proposals import DraftModel, DraftProposer, NgramProposer, Proposer
 from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
 from gym_fed.serving.engine.stats import Counters, EngineStats
@@ -37,12 +38,14 @@ from gym_fed.serving.engine.vocabularies import Vocabularies, Vocabulary
 if TYPE_CHECKING:
     from gym_fed.serving.engine.guided import Guide
     from gym_fed.serving.engine.request import SamplingParams
+    from gym_fed.serving.forward.kv_cache import KVPool
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import VariantSource
 
 
 log = logging.getLogger("gym_fed")
 
+_PROPOSERS: dict[str, type[Proposer]] = {"ngram": NgramProposer, "draft": DraftProposer}
 _VARIANT_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 1.0
 """Idle seconds after which the engine releases the variants of the last step, so that they can be evicted."""
@@ -56,10 +59,12 @@ class Engine:
         tokenizer: Its tokenizer.
         source: The source of variants; None: only the base is served.
         config: Limits.
+        draft: The model that proposes tokens with ``speculative: draft``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own, for a ``kv_cache_size`` smaller
-            than a block, and for ``speculative`` on the general path.
+            than a block, and for ``speculative`` on the general path; ``USAGE`` for a draft that is missing or not
+            used.
     """
 
     def __init__(
@@ -68,16 +73,11 @@ class Engine:
         tokenizer: Any,
         source: VariantSource | None = None,
         config: EngineConfig | None = None,
+        draft: MultiVariantModel | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         pool = served.new_pool(self.config.kv_cache_size)
-        if self.config.speculative != "off" and not pool.paged:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"engine.speculative: {self.config.speculative}: the state of this model cannot be rolled back for "
-                "rejected tokens",
-                "leave engine.speculative off",
-            )
+        self._require_paged(pool, draft)
         self.limits = Limits(
             context=context_length(served.model.config, self.config.max_context),
             vocab_size=served.vocabulary,
@@ -88,11 +88,34 @@ class Engine:
         self.vocabularies = Vocabularies(Vocabulary(tokenizer, served.vocabulary, self.end_ids), source)
         self._counters = Counters()
         self._model = served
-        self._loop = EngineLoop(served, pool, source, self.config, self._counters)
+        drafting = None if draft is None else self._drafting(draft)
+        self._loop = EngineLoop(served, pool, source, self.config, self._counters, drafting)
         self._queue = InputQueue(self.config, self._loop, self._counters)
         self._inputs = InputProcessor(self.vocabularies, self.limits, source, self._queue, self.config)
         self._thread = threading.Thread(target=self._run, name="gym-fed-engine", daemon=True)
         self._thread.start()
+
+    def _require_paged(self, pool: KVPool, draft: MultiVariantModel | None) -> None:
+        """Check that rejected tokens can be dropped from the KV caches of base and draft."""
+        kind = self.config.speculative
+        if (kind == "draft") != (draft is not None):
+            raise GymError(
+                ErrorCode.USAGE, f"engine.speculative is {kind}", "pass a draft with draft, and only then"
+            )
+        if kind == "off" or (pool.paged and (draft is None or draft.pool.paged)):
+            return
+        model = "the draft" if pool.paged else "this"
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"engine.speculative: {kind}: the state of {model} model cannot be rolled back for rejected tokens",
+            "leave engine.speculative off",
+        )
+
+    def _drafting(self, draft: MultiVariantModel) -> DraftModel:
+        """Return the draft, with room in its KV cache for as many tokens as the base's."""
+        tokens = self.limits.kv_bytes // self.limits.kv_bytes_per_token
+        kv_bytes = tokens * draft.bytes_per_token
+        return DraftModel(draft, kv_bytes, self.limits.vocab_size, self.config.max_batch_tokens)
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request.
@@ -236,7 +259,8 @@ class InputProcessor:
     ) -> None:
         self._vocabularies, self._limits = vocabularies, limits
         self._source, self._queue = source, queue
-        self._speculative_tokens = 0 if config.speculative == "off" else config.speculative_tokens
+        kind = _PROPOSERS.get(config.speculative)
+        self._proposer = None if kind is None else partial(kind, most=config.speculative_tokens)
 
     def sequence(self, request: GenerationRequest) -> GenerationSequence:
         """Create the sequence of a generation request, and start loading its variant.
@@ -262,7 +286,7 @@ class InputProcessor:
             end_ids=end_ids,
             guide=guide,
             thought=self._thought(params, guide, end_ids, vocabulary),
-            speculative_tokens=self._speculative_tokens,
+            proposer=self._proposer,
         )
         sequence.vocab_size = vocabulary.size
         return sequence

@@ -23,6 +23,7 @@ from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequenc
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
+    from gym_fed.serving.engine.proposals import DraftModel
     from gym_fed.serving.engine.stats import Counters
     from gym_fed.serving.forward.chunk import Chunk
     from gym_fed.serving.forward.kv_cache import KVPool
@@ -46,15 +47,18 @@ class EngineLoop:
         source: VariantSource | None,
         config: EngineConfig,
         counters: Counters,
+        draft: DraftModel | None = None,
     ) -> None:
-        self._model = served
+        self._model, self._draft = served, draft
         self._runner = ModelRunner(served, counters)
         self._config = config
         self._counters = counters
         self._tokens = TokenCounters()
         self._kv = KVCacheManager(pool, prefix_cache=config.prefix_cache)
         self._admission = AdmissionQueue(self._tokens, source, self._kv, self._fail, served.vocabulary)
-        self._scheduler = Scheduler(config, self._tokens, self._preempt, whole_prompts=served.whole_prompts)
+        self._scheduler = Scheduler(
+            config, self._tokens, self._preempt, whole_prompts=served.whole_prompts, draft=draft
+        )
         self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 
     # For any thread.
@@ -86,8 +90,10 @@ class EngineLoop:
         self._admission.put(request)
 
     def release_variants(self) -> None:
-        """Drop the references to the variants of the last step; called when idle."""
+        """Drop the references to the variants of the last step, and the draft's KV caches; called when idle."""
         self._model.release_variants()
+        if self._draft is not None:
+            self._draft.release()
 
     def cancel(self, request: ScheduledRequest) -> None:
         """End a waiting or running request."""
@@ -123,6 +129,8 @@ class EngineLoop:
             else:
                 self._fail(request, error)
         self._guides.shutdown()
+        if self._draft is not None:
+            self._draft.release()
 
     # The parts of a step.
 

@@ -21,6 +21,7 @@ from gym_fed.serving.forward.chunk import Chunk, positions_between, rows_between
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
+    from gym_fed.serving.engine.proposals import DraftModel
 
 
 PROMPT_WEIGHT = 1
@@ -136,6 +137,7 @@ class Scheduler:
         tokens: The token counters of all users; the least served user's prompt is prefilled first.
         preempt: Function that removes a request from ``running`` and frees its cache.
         whole_prompts: True if prompts are prefilled in one step, regardless of their length.
+        draft: The model that proposes tokens; None: without one.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Scheduler:
         preempt: Callable[[ScheduledRequest], None],
         *,
         whole_prompts: bool = False,
+        draft: DraftModel | None = None,
     ) -> None:
         self.running: list[ScheduledRequest] = []
         self.cost = StepCost(config.step_stretch)
@@ -152,6 +155,7 @@ class Scheduler:
         self._tokens = tokens
         self._preempt = preempt
         self._whole_prompts = whole_prompts
+        self._draft = draft
 
     def schedule(self) -> ScheduledStep:
         """Return the next step; it has at least one chunk if any request runs."""
@@ -165,6 +169,8 @@ class Scheduler:
             decode, late = decode[:budget], decode[budget:]
             self.running = [*late, *prefill, *decode]
         budget -= len(decode)
+        if self._draft is not None:
+            self._draft.prepare([row for row in decode if isinstance(row, GenerationSequence)])
         step = ScheduledStep()
         for row in decode:
             assert isinstance(row, GenerationSequence)

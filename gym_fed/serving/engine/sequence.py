@@ -13,12 +13,14 @@ from gym_fed.serving.forward.chunk import HiddenMean
 from gym_fed.serving.reasoning.base import AnswerSplit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from torch import Tensor
 
     from gym_fed.core.errors import GymError
     from gym_fed.serving.engine.guided import Guide, TokenMask
+    from gym_fed.serving.engine.proposals import Proposer
     from gym_fed.serving.engine.thoughts import Thought
     from gym_fed.serving.forward.chunk import PlacedPicture
     from gym_fed.serving.forward.kv_cache import KVCache
@@ -101,7 +103,7 @@ class GenerationSequence(ScheduledRequest):
         end_ids: Tokens that end it.
         guide: The guide of its grammar, if it has one.
         thought: The state of its thought, which then has the guide; None if the answer does not think.
-        speculative_tokens: Maximum number of tokens of an n-gram proposal; 0 turns proposals off.
+        proposer: Creates the proposer of next tokens from prompt and answer; None: tokens are not proposed.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class GenerationSequence(ScheduledRequest):
         end_ids: frozenset[int],
         guide: Guide | None,
         thought: Thought | None = None,
-        speculative_tokens: int = 0,
+        proposer: Callable[[list[int]], Proposer] | None = None,
     ) -> None:
         request = generation.request
         super().__init__(request.user, request.variant, request.prompt_ids)
@@ -121,7 +123,7 @@ class GenerationSequence(ScheduledRequest):
         self.pictures = request.pictures
         self.generation = generation
         self.max_tokens, self._guide, self._thought = max_tokens, guide, thought
-        self._proposer = NgramProposer(self.ids, speculative_tokens) if speculative_tokens else None
+        self.proposer = None if proposer is None else proposer(self.ids)
         self.sampler = RowSampler(request.sampling, request.prompt_ids, end_ids)
         self.token_ids: list[int] = []
         self.last_token_at, self.submitted = 0.0, time.monotonic()
@@ -156,16 +158,21 @@ class GenerationSequence(ScheduledRequest):
     def most_tokens(self) -> int:
         return len(self.prompt_ids) + self.max_tokens
 
+    @property
+    def most_proposed(self) -> int:
+        """Maximum number of tokens to propose: the step that verifies them adds another one."""
+        return self.max_tokens - len(self.token_ids) - 1
+
     def propose(self, most: int) -> list[int]:
         """Propose the next tokens, which a step then verifies."""
-        if self._proposer is None:
+        if self.proposer is None:
             return []
-        return self._proposer.propose(min(most, self.max_tokens - len(self.token_ids) - 1))
+        return self.proposer.propose(min(most, self.most_proposed))
 
     def verified(self, proposed: int, accepted: int) -> None:
         """Record how many of the proposed tokens were sampled, and drop the others."""
-        if self._proposer is not None:
-            self._proposer.observe(proposed, accepted)
+        if self.proposer is not None:
+            self.proposer.observe(proposed, accepted)
         if self.cache is not None:
             self.cache.truncate(len(self.ids) - 1)
 
@@ -321,45 +328,3 @@ class EmbeddingSequence(ScheduledRequest):
 
     def cancel(self) -> None:
         self.future.cancel()
-
-
-_LONGEST = 4
-_SHORTEST = 2
-
-
-class NgramProposer:
-    """Proposes tokens for one answer by looking up the last n-gram in prompt and answer (prompt lookup decoding).
-
-    Args:
-        ids: Prompt and answer; the sequence's own list, which grows.
-        most: Maximum number of tokens of a proposal.
-    """
-
-    def __init__(self, ids: list[int], most: int) -> None:
-        self._ids = ids
-        self._most = most
-        self._width = most
-        self._after: dict[tuple[int, ...], int] = {}
-        """The position after the last occurrence of each n-gram."""
-        self._indexed = 0
-
-    def propose(self, most: int) -> list[int]:
-        """Return the likely next tokens, at most ``most``; empty if the last n-gram is new."""
-        ids, after = self._ids, self._after
-        for end in range(max(_SHORTEST, self._indexed), len(ids)):
-            for size in range(_SHORTEST, min(_LONGEST, end) + 1):
-                after[tuple(ids[end - size : end])] = end
-        self._indexed = len(ids)
-        count = min(most, self._width)
-        if count <= 0:
-            return []
-        for size in range(min(_LONGEST, len(ids)), _SHORTEST - 1, -1):
-            place = after.get(tuple(ids[-size:]))
-            if place is not None:
-                period = len(ids) - place  # assume that the text repeats itself
-                return [ids[place + number % period] for number in range(count)]
-        return []
-
-    def observe(self, proposed: int, accepted: int) -> None:
-        """Adapt the length of the next proposals: longer if all tokens were accepted, and shorter otherwise."""
-        self._width = min(self._most, 2 * self._width) if accepted == proposed else max(1, accepted)

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import pick_device
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 from gym_fed.serving.base import load_base
 from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine, open_store
 from gym_fed.serving.pictures.reader import PictureReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.packed_base import PackedBase
+
+DRAFT_FORMAT = "int4"
+"""Format of a draft's linear layers on a CPU. Answers do not depend on it."""
 
 
 class Own(EngineKind):
@@ -61,7 +69,10 @@ class Own(EngineKind):
             pictures = pictures.attach(served)
         _require_kv_cache(config.engine, served.bytes_per_token)
         store = open_store(config, base, served.layout, stack)
-        engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))
+        draft = None
+        if config.engine.speculative == "draft":
+            draft = stack.enter_context(_open_draft(config, device, tokenizer))
+        engine = stack.enter_context(Engine(served, tokenizer, store, config.engine, draft))
         return OpenedEngine(
             base,
             tokenizer,
@@ -72,13 +83,50 @@ class Own(EngineKind):
                 served.forward,
                 served.base_format,
                 served.pool.paged and config.engine.prefix_cache,
-                served.described if served.forward == "general" else "",
+                "; ".join(_notes(served, draft)),
             ),
             embedding_size=_embedding_size(model),
             pictures=pictures,
             served=served,
             vocabularies=engine.vocabularies,
         )
+
+
+def _notes(served: MultiVariantModel, draft: MultiVariantModel | None) -> Iterator[str]:
+    if served.forward == "general":
+        yield served.described
+    if draft is not None:
+        yield f"drafts by {type(draft.model).__name__} in {draft.base_format}"
+
+
+def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> MultiVariantModel:
+    """Load the model that proposes tokens, packed to 4 bits on a CPU.
+
+    Raises:
+        GymError: Errors from ``load_base`` and ``MultiVariantModel``; ``CONFIG_INVALID`` for other tokens than the
+            base's.
+    """
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+    name, on_cpu = config.engine.draft_model or config.base, device.type == "cpu"
+    adapters = config.adapter if config.engine.draft_model is None else []
+    model, own, base = load_base(name, adapters, config.dtype, plain=on_cpu)
+    vocabulary, draft_vocabulary = tokenizer.get_vocab(), own.get_vocab()
+    if differing := [token for token, number in vocabulary.items() if draft_vocabulary.get(token) != number]:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"engine.draft_model: {name} has other ids than the base for {counted(len(differing), 'token')}, the first "
+            f"is {plain(differing[0], 40)!r}",
+            "use a smaller model of the same family, or leave draft_model out",
+        )
+    packed = config.model_copy(update={"base_format": DRAFT_FORMAT if on_cpu else config.base_format})
+    return MultiVariantModel(
+        model.to(device=device).requires_grad_(False).eval(),
+        kernel=config.engine.kernel,
+        base_format=packed.base_format,
+        kv_dtype=config.engine.kv_dtype,
+        packed_base=_packed_base(packed, base),
+    )
 
 
 def _embedding_size(model: Any) -> int:

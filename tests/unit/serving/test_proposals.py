@@ -10,8 +10,8 @@ import torch
 from gym_fed.base.models import load_model
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.proposals import NgramProposer
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.engine.sequence import NgramProposer
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.toy_engine import ToyModel, ToySource
 from tests.support.wait import SECONDS
