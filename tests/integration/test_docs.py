@@ -60,7 +60,6 @@ def files_in(text: str) -> dict[str, str]:
 
 
 SLOW = (
-    "contributions.md",
     "data.md",
     "doctor.md",
     "export.md",
