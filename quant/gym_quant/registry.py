@@ -268,15 +268,16 @@ def _modules(folders: list[Path]) -> list[tuple[str, bool]]:
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:
     """Return a group's entry points in all packages."""
-    return tuple(_all_installed().select(group=group))
+    return _all_installed().get(group, ())
 
 
 @functools.cache
-def _all_installed() -> Any:
-    """Return the entry points of all groups, read once per process; classes differ between Python 3.11 and 3.12."""
+def _all_installed() -> dict[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of each of this project's groups, read once per process."""
     from importlib.metadata import entry_points  # slow to import, and `--help` reads no registry
 
-    return entry_points()
+    points: Any = entry_points()  # classes differ between Python 3.11 and 3.12
+    return {group: tuple(points.select(group=group)) for group in points.groups if group.startswith(GROUPS)}
 
 
 Check = Callable[[Registry[Any], str], None]

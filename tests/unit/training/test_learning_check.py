@@ -23,6 +23,7 @@ from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer
 
 DOUBLE = generate("double", 200)
+FEW = DOUBLE[:60]
 
 
 def config(folder: Path, **changes: Any) -> TrainingConfig:
@@ -32,7 +33,7 @@ def config(folder: Path, **changes: Any) -> TrainingConfig:
         "device": "cpu",
         "num_threads": 1,
         "max_steps": 30,
-        "per_device_train_batch_size": 16,
+        "per_device_train_batch_size": 4,
         "max_length": 64,
     }
     return TrainingConfig(**{**values, **changes})
@@ -48,7 +49,8 @@ def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """gym-nano learns one new task, at a rate that makes it forget its others."""
     folder = tmp_path_factory.mktemp("learned")
-    trainer = Trainer(config(folder / "run", max_steps=30, learning_rate=4e-3), check=True)
+    changes = {"max_steps": 30, "per_device_train_batch_size": 16, "learning_rate": 4e-3}
+    trainer = Trainer(config(folder / "run", **changes), check=True)
     return trainer, trainer.train(DOUBLE)
 
 
@@ -134,9 +136,9 @@ def test_the_result_of_the_check_is_in_the_run_folder(learned: Any) -> None:
 def test_training_by_a_check_ends_with_the_losses_of_a_run_without_one(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    values = {"eval_split": 20, "max_steps": 4, **changes}
-    checked = Trainer(config(tmp_path / "a", **values), check=True).train(DOUBLE)
-    unchecked = Trainer(config(tmp_path / "b", **values)).train(DOUBLE)
+    values = {"eval_split": 12, "max_steps": 4, **changes}
+    checked = Trainer(config(tmp_path / "a", **values), check=True).train(FEW)
+    unchecked = Trainer(config(tmp_path / "b", **values)).train(FEW)
 
     assert checked.losses == unchecked.losses
     assert unchecked.check is None
@@ -151,12 +153,12 @@ def test_a_resumed_run_is_compared_with_where_it_began(tmp_path: Path) -> None:
         return len(seen) == 5
 
     with pytest.raises(GymError, match="stopped at step 5"):
-        Trainer(settings, check=True, should_stop=stop).train(DOUBLE)
+        Trainer(settings, check=True, should_stop=stop).train(FEW)
     before = json.loads((tmp_path / "run" / "check.json").read_text(encoding="utf-8"))
-    result = Trainer(settings, check=True).train(DOUBLE)
+    result = Trainer(settings, check=True).train(FEW)
     whole = Trainer(
         config(tmp_path / "whole", max_steps=8, save_steps=4, learning_rate=2e-3), check=True
-    ).train(DOUBLE)
+    ).train(FEW)
 
     assert result.check.before == Measurement(**before).shown_answers
     assert result.check.as_dict() == whole.check.as_dict()
@@ -172,7 +174,7 @@ def test_another_run_in_the_folder_of_one_that_did_not_begin_is_measured_anew(tm
     folder.mkdir()
     (folder / "run.json").write_text("{}", encoding="utf-8")
     (folder / "check.json").write_text(json.dumps({"answers": ["stale"]}), encoding="utf-8")
-    result = Trainer(config(folder, max_steps=1), check=True).train(DOUBLE)
+    result = Trainer(config(folder, max_steps=1), check=True).train(FEW)
 
     assert "stale" not in result.check.before
 
@@ -184,7 +186,7 @@ def test_preferences_are_judged_by_the_loss_of_their_algorithm(tmp_path: Path) -
             "chosen": [row["messages"][1]],
             "rejected": [{"role": "assistant", "content": "no"}],
         }
-        for row in DOUBLE[:60]
+        for row in FEW
     ]
     result = Trainer(
         config(tmp_path / "run", algorithm="dpo", max_steps=6, learning_rate=1e-4), check=True
@@ -195,7 +197,7 @@ def test_preferences_are_judged_by_the_loss_of_their_algorithm(tmp_path: Path) -
 
 
 def test_texts_are_checked_without_prompts(tmp_path: Path) -> None:
-    rows = [{"text": row["messages"][0]["content"]} for row in DOUBLE[:60]]
+    rows = [{"text": row["messages"][0]["content"]} for row in FEW]
     check = Trainer(config(tmp_path / "run", max_steps=2), check=True).train(rows).check
 
     assert check.prompts == []
@@ -323,7 +325,7 @@ def test_a_greedy_answer_says_whether_it_ended() -> None:
 
 
 def test_a_stop_in_the_last_step_leaves_the_check_out_and_keeps_the_model(tmp_path: Path) -> None:
-    result = Trainer(config(tmp_path, max_steps=1), should_stop=lambda: True, check=True).train(DOUBLE)
+    result = Trainer(config(tmp_path, max_steps=1), should_stop=lambda: True, check=True).train(FEW)
     assert result.check is not None
     assert result.check.skipped == ["the trained model: stopped by a signal"]
     assert result.check.after == []
@@ -341,7 +343,7 @@ def test_the_weights_are_there_when_the_check_fails(tmp_path: Path, monkeypatch:
         return real(self, model)
 
     monkeypatch.setattr(LearningCheck, "_answers", fails_after_training)
-    result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE)
+    result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(FEW)
 
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert (tmp_path / "run" / "result.json").is_file()
@@ -349,10 +351,8 @@ def test_the_weights_are_there_when_the_check_fails(tmp_path: Path, monkeypatch:
 
 
 def test_held_out_rows_are_measured_as_the_run_encodes_them(tmp_path: Path) -> None:
-    rows = [{"messages": row["messages"]} for row in DOUBLE]
-    settings = config(
-        tmp_path / "run", max_steps=1, assistant_only_loss=False, per_device_train_batch_size=20
-    )
+    rows = [{"messages": row["messages"]} for row in FEW]
+    settings = config(tmp_path / "run", max_steps=1, assistant_only_loss=False)
     trainer = Trainer(settings, check=True)
     check = trainer.train(rows).check
     whole = Trainer(config(tmp_path / "other", max_steps=1), check=True).train(rows).check
