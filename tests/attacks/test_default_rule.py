@@ -17,7 +17,9 @@ from gym_fed.soup.aggregators import byzantine_evidence
 from gym_fed.soup.pipeline import Pipeline
 from tests.support.quick import quick
 
-SEEDS, SCHEDULE = (0, 1), Schedule(rounds=20)
+SEEDS, SCHEDULE = (0,), Schedule(rounds=20)
+TWO_SEEDS = (0, 1)
+"""Shares of honest members spread more from seed to seed than outcomes of attacks."""
 STRONG = ("inflated_scale", "inner_product")
 """Attacks that end learning by the plain mean."""
 QUICK = ("none", "sign_flip", "inner_product", "alie", "mimic", "label_flip", "near_root", "long_camouflage")
@@ -76,17 +78,17 @@ def test_float_rounds_withstand_the_inner_product_attack_too() -> None:
 
 
 def test_without_attackers_the_filter_leaves_the_worst_off_six_tenths_of_its_share_by_length() -> None:
-    shares = minority(DEFAULT, split="dirichlet", seeds=SEEDS, schedule=SCHEDULE)
+    shares = minority(DEFAULT, split="dirichlet", seeds=TWO_SEEDS, schedule=SCHEDULE)
     assert shares.worst_by_length is not None
     assert shares.worst_by_length >= 0.6
-    krum = minority("krum", split="dirichlet", seeds=SEEDS, schedule=SCHEDULE)
+    krum = minority("krum", split="dirichlet", seeds=TWO_SEEDS, schedule=SCHEDULE)
     assert krum.worst_by_length is not None
     assert krum.worst_by_length < 0.1
 
 
 def test_without_attackers_a_labels_only_holder_keeps_six_tenths_of_its_share_by_coefficient() -> None:
-    assert minority(DEFAULT, split="lone", seeds=SEEDS, schedule=SCHEDULE).by_coefficient >= 0.6
-    assert minority("byzantine_robust", split="lone", seeds=SEEDS, schedule=SCHEDULE).by_coefficient < 0.5
+    assert minority(DEFAULT, split="lone", seeds=TWO_SEEDS, schedule=SCHEDULE).by_coefficient >= 0.6
+    assert minority("byzantine_robust", split="lone", seeds=TWO_SEEDS, schedule=SCHEDULE).by_coefficient < 0.5
 
 
 @pytest.mark.parametrize("rule", RULES)
