@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import re
@@ -37,6 +38,7 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+@functools.cache  # read from a file of the package, twice a run
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -132,6 +132,7 @@ def test_every_rule_makes_of_any_codec_the_soup_of_the_decoded_updates(tmp_path:
                     )
 
 
+@pytest.mark.few(6, "one merge for every codec")
 @pytest.mark.parametrize("mechanism", ["gaussian", "discrete_gaussian"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_private_soup_is_that_of_the_decoded_updates_under_the_same_noise(
@@ -147,6 +148,7 @@ def test_a_private_soup_is_that_of_the_decoded_updates_under_the_same_noise(
         torch.testing.assert_close(found[tensor], expected[tensor], rtol=0, atol=1e-6)
 
 
+@pytest.mark.few(4, "one writer for every codec")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_soup_in_any_codec_is_made_again_to_the_bit_and_comes_down_as_it_was_written(
     tmp_path: Path, name: str

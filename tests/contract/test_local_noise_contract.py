@@ -64,6 +64,7 @@ def betrayed(with_example: Tensor, without: Tensor, bound: float) -> bool:
     return False
 
 
+@pytest.mark.few(6, "the noise is added before any rule")
 @pytest.mark.parametrize("name", RULES)
 def test_no_rule_tells_more_of_a_noised_update_than_its_epsilon(name: str) -> None:
     spent = epsilon([NOISE], DELTA)

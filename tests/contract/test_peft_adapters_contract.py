@@ -98,6 +98,7 @@ def lost(found: torch.Tensor, wanted: torch.Tensor, base: Path) -> float:
     return float((found - wanted).norm() / (wanted - logits(plain(base))).norm())
 
 
+@pytest.mark.few(8, "one export for every adapter")
 def test_export_computes_what_peft_computes(
     adapter: tuple[str, Path, torch.Tensor], base: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_export_computes_what_peft_computes(
     assert lost(logits(plain(tmp_path / "whole")), wanted, base) <= EXACT
 
 
+@pytest.mark.few(16, "one encoder for every adapter")
 @pytest.mark.parametrize("codec", ["lora", "dense", pytest.param("compact", marks=pytest.mark.slow)])
 def test_delta_encode_keeps_all_that_peft_trained_or_refuses_it(
     adapter: tuple[str, Path, torch.Tensor], base: Path, tied: bool, tmp_path: Path, codec: str
@@ -125,6 +127,7 @@ def test_delta_encode_keeps_all_that_peft_trained_or_refuses_it(
     assert max(tensor.error for tensor in report.tensors) <= EXACT
 
 
+@pytest.mark.few(8, "one engine for every adapter")
 def test_a_variant_computes_what_peft_computes(
     adapter: tuple[str, Path, torch.Tensor], base: Path, tied: bool, tmp_path: Path
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_variant_computes_what_peft_computes(
     assert lost(logits(served.model), wanted, base) <= ROUNDED
 
 
+@pytest.mark.few(8, "one round for every adapter")
 def test_a_round_of_one_update_leads_to_what_peft_computes_or_refuses_the_update(
     adapter: tuple[str, Path, torch.Tensor], base: Path, tied: bool
 ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -35,7 +36,13 @@ def with_only(lines: Iterable[str]) -> dict[str, str]:
         ]
     others = {
         module
-        for module, names in packages_distributions().items()
+        for module, names in _distributions().items()
         if not kept & {canonicalize_name(name) for name in names}
     }
     return {"PYTHONPATH": str(Path(__file__).parent), "GYM_TESTS_WITHOUT": ",".join(sorted(others))}
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """The distributions of each module; reading them takes half a second."""
+    return packages_distributions()

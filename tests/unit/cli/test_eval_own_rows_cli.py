@@ -65,7 +65,10 @@ def check_fewer_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_evaluation, "retention_items", lambda tokenizer: retention_items(tokenizer)[:24])
 
 
-def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> None:
+def test_a_run_is_compared_with_its_base_on_the_users_rows(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_fewer_items(monkeypatch)
     learned = [(f"Say {word} twice.", f"{word} {word}") for word in WORDS[:9]]
     other = [(f"Say {word} twice.", f"{word} {word}!") for word in WORDS[9:15]]
     write_csv(Path("mine.csv"), learned + other)
@@ -90,7 +93,7 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
     assert sum(right) / 12 == exact["value"]
     assert not any(right[9:]), "the run has learned other answers to these"
     assert found["samples"][0]["place"].endswith("mine.csv:2")
-    assert found["retention"]["num_items"] == 120
+    assert found["retention"]["num_items"] == 24
     assert found["retention"]["is_lost"] is any("general knowledge" in each for each in found["warnings"])
 
 

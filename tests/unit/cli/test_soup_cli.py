@@ -83,6 +83,7 @@ def needs_of(rule: str, folder: Path) -> list[object]:
     return options
 
 
+@pytest.mark.few(8, "one command for every rule")
 @pytest.mark.parametrize("rule", [*AGGREGATORS.names(), *METHODS.names()])
 def test_every_rule_merges_and_says_what_it_wrote(
     rule: str, folder: Path, tiny_base: Path, tmp_path: Path

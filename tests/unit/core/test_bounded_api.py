@@ -106,9 +106,10 @@ def test_reading_the_names_of_a_template_that_hangs_in_the_compiler_is_bounded(
 ) -> None:
     tokenizer = copy.deepcopy(load_tokenizer("gym-nano"))
     tokenizer.chat_template = "{{ 9 ** (9 ** 9) if thinking else messages[0].reasoning_content }}"
-    monkeypatch.setattr(pool, "SECONDS", 2.0)
-    with pytest.raises(GymError, match="takes longer than 2 s"):
+    monkeypatch.setattr(pool, "SECONDS", 0.5)
+    with pytest.raises(GymError, match=r"takes longer than 0\.5 s"):
         _ = TemplateNames(tokenizer).thoughts
+    monkeypatch.setattr(pool, "SECONDS", SECONDS)
     tokenizer.chat_template = "{{ 9 if thinking else messages[0].reasoning_content }}"
     assert TemplateNames(tokenizer).thoughts == ("reasoning_content",)
 

@@ -47,10 +47,10 @@ def test_a_pattern_that_takes_for_ever_is_refused_by_its_place(monkeypatch: pyte
     assert pattern.findall("aax") == ["aax"]
     assert BoundedPattern(r"(\d)(\w)", "here").findall("1a2b") == [("1", "a"), ("2", "b")]
     assert BoundedPattern(r"\d", "here").remove("a1b2") == "ab"
-    monkeypatch.setattr(pool, "SECONDS", 2.0)
+    monkeypatch.setattr(pool, "SECONDS", 0.5)
     for call in (pattern.findall, pattern.remove):
         with pytest.raises(
-            GymError, match=r"filter_list\.regex_pattern: the pattern .* longer than 2 s"
+            GymError, match=r"filter_list\.regex_pattern: the pattern .* longer than 0\.5 s"
         ) as caught:
             call("a" * 20_000)
         assert caught.value.code is ErrorCode.DATA_INVALID
@@ -71,8 +71,8 @@ def test_the_harness_searches_a_suites_patterns_in_the_bounded_process(
     with patterns_bounded():
         found = exact_match_hf_evaluate(["1,000"], ["1000"], regexes_to_ignore=[","])
     assert found["exact_match"] == 1.0
-    monkeypatch.setattr(pool, "SECONDS", 2.0)
-    with pytest.raises(GymError, match="longer than 2 s"):
+    monkeypatch.setattr(pool, "SECONDS", 0.5)
+    with pytest.raises(GymError, match=r"longer than 0\.5 s"):
         made.apply([["a" * 20_000]], [{}])
     with patterns_bounded(), pytest.raises(GymError, match="regexes_to_ignore: the pattern"):
         exact_match_hf_evaluate(["a" * 20_000], ["b"], regexes_to_ignore=[SLOW])
@@ -85,7 +85,5 @@ def test_a_schema_whose_pattern_takes_for_ever_allows_nothing(monkeypatch: pytes
     grader = JsonSchemaGrader(config)
     grader.setup()
     assert grader.grade([Sample("", '"aaa"', {})]) == [1.0]
-    monkeypatch.setattr(
-        pool, "SECONDS", 2.0
-    )  # only now: starting the child process takes longer on a busy machine
+    monkeypatch.setattr(pool, "SECONDS", 0.5)  # only now: on a busy machine a good pattern takes longer, too
     assert grader.grade([Sample("", '"' + "a" * 60 + '!"', {})]) == [0.5]

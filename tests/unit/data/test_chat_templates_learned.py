@@ -239,6 +239,7 @@ def test_every_template_of_trl_is_here() -> None:
     assert len(CONVERSATIONS) == 12
 
 
+@pytest.mark.few(14, "one learner for every template")
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_what_is_learned_of_twelve_conversations_is_what_the_assistant_wrote(name: str) -> None:
     tokenizer = byte_tokenizer(source(name))

@@ -594,6 +594,7 @@ def the_catalogue(tmp_path: Path) -> None:
     assert config.data[0].name == "gsm8k"
 
 
+@pytest.mark.few(9, "one table for every line")
 @pytest.mark.parametrize("text", CASES)
 def test_a_line_runs_as_written_or_is_refused_with_two_lines(text: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():

@@ -89,6 +89,7 @@ def run(texts: list[Text], layer: PagedLayer, cut: int, window: int | None) -> l
     return [torch.cat(parts) for parts in found]
 
 
+@pytest.mark.few(16, "one kernel for every shape")
 @pytest.mark.parametrize("path", kernels.available())
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -70,6 +70,7 @@ def greedy(served: MultiVariantModel, texts: list[tuple[list[int], Any]]) -> lis
     return [torch.stack(own) for own in found]
 
 
+@pytest.mark.few(5, "one path for every class")
 @pytest.mark.parametrize(
     ("kind", "shares"),
     [

@@ -109,7 +109,7 @@ def words(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-@pytest.mark.few(5, "one path for every class")
+@pytest.mark.few(3, "one path for every class")
 @pytest.mark.parametrize(("kind", "medium"), CASES)
 @pytest.mark.parametrize("batch", [pytest.param(None, marks=pytest.mark.slow), 16])
 def test_the_answer_is_that_of_transformers_however_the_prompt_is_cut(

@@ -36,7 +36,7 @@ USUAL = (
 QUICK_COLUMNS = ("load", "lora", "eval", "api")
 
 
-@pytest.mark.few(7, "one path for every class")
+@pytest.mark.few(4, "one path for every class")
 @pytest.mark.parametrize("name", USUAL)
 def test_a_class_loads_trains_and_is_served_as_the_page_says(name: str, tmp_path: Path) -> None:
     said = page_kinds(name)

@@ -162,6 +162,7 @@ def test_every_recipe_of_a_public_model_is_run_above() -> None:
     assert {name for name, _, _ in CASES} == set(MODEL_RECIPES)
 
 
+@pytest.mark.few(6, "one path for every family")
 @pytest.mark.parametrize("name", MODEL_RECIPES)
 def test_every_size_on_every_machine_is_a_valid_config_of_that_model(name: str, tmp_path: Path) -> None:
     recipe = get_recipe(name)

@@ -108,7 +108,7 @@ def model_of(kind: str, folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@pytest.mark.few(24, "one head for every class")
+@pytest.mark.few(8, "one head for every class")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("kind", quick(sorted((*FUSED, *OWN)), *USUAL, *OWN, *VISION))
 def test_the_heads_loss_and_gradient_are_those_of_the_models_own_forward(

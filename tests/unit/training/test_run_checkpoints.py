@@ -78,6 +78,7 @@ def test_every_checkpoint_is_sealed_with_the_digests_of_all_its_files(
         assert damage(checkpoint) is None
 
 
+@pytest.mark.few(3, "one check for every damage")
 @pytest.mark.parametrize("spoil", [truncate, flip, Path.unlink])
 def test_a_damaged_newest_checkpoint_is_named_and_the_run_resumes_from_the_one_before_to_the_same_bits(
     tiny_base: Path, killed: tuple[str, Path, Path], tmp_path: Path, spoil: Any
