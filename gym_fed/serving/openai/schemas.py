@@ -72,7 +72,14 @@ def _refusals_as_text(value: Any) -> Any:
 AssistantContent = Annotated[Content, BeforeValidator(_refusals_as_text)]
 
 
+MAX_ARGUMENT_MARKS = 2**18
+"""Maximum number of brackets and commas in the arguments of a call: as a string, they pass the limit on the values of a
+body, and parsing them holds the GIL."""
+
+
 def _json_object(text: str) -> str:
+    if sum(map(text.count, "{[,")) > MAX_ARGUMENT_MARKS:
+        raise PydanticCustomError("arguments", "arguments of a tool call have too many values")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

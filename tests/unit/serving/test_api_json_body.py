@@ -18,6 +18,7 @@ from gym_fed.core.json_files import MAX_REQUEST_DEPTH, strict_json
 from gym_fed.serving.http import admitted
 from gym_fed.serving.http.admitted import MAX_BODY_BYTES, MAX_VALUES, parse_body
 from gym_fed.serving.http.keys import Authenticator, KeyFile
+from gym_fed.serving.openai import schemas
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS
@@ -60,6 +61,18 @@ async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(
 def test_texts_are_counted_by_their_bytes_alone(text: str) -> None:
     given = {"prompt": text, "model": "nano"}
     assert parse_body(bytearray(json.dumps(given).encode())) == given
+
+
+def test_arguments_of_a_call_with_more_values_than_a_body_may_have_are_refused_before_they_are_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = json.dumps({"a": json.loads(list_of("{}", schemas.MAX_ARGUMENT_MARKS))})
+    parse_body(
+        bytearray(json.dumps({"arguments": arguments}).encode())
+    )  # which the limit of a body lets pass
+    monkeypatch.setattr(schemas.json, "loads", lambda text: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="too many values"):
+        schemas.FunctionCall(name="f", arguments=arguments)
 
 
 def test_as_many_values_as_may_be_are_parsed() -> None:
