@@ -27,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.addresses import network_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.serving.http.proxies import prefix_of, route_path
@@ -150,9 +151,8 @@ def create_app(face: Face, access: Access) -> FastAPI:
     @app.get(EVENTS)
     async def events(request: Request, visitor: Looking, after: str = "") -> Response:
         """Stream events. ``after`` is the last id of a page that opened a new stream without the standard header."""
-        address = request.client.host if request.client else ""
         last = request.headers.get("last-event-id") or after
-        return face.feed.response(last, address, operator=visitor.role >= Role.OPERATOR)
+        return face.feed.response(last, caller_network(request), operator=visitor.role >= Role.OPERATOR)
 
     app.include_router(face.routes, prefix="/api/v1")
     app.include_router(face.root_router)
@@ -171,6 +171,15 @@ def create_app(face: Face, access: Access) -> FastAPI:
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
     app.add_middleware(_Guarded, access=access)
     return app
+
+
+def caller_network(request: Request) -> str:
+    """Return the network of a request's sender, for limits per address; see ``network_of``."""
+    host = request.client.host if request.client else ""
+    try:
+        return network_of(host.partition("%")[0])
+    except ValueError:  # a name in tests
+        return host
 
 
 def looking(request: Request) -> Visitor:

@@ -6,12 +6,13 @@ not in the ledger, so viewers see entries unchanged.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from sqlalchemy import func, select
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -19,22 +20,22 @@ from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.ledger.export import first_line, lines
 from gym_fed.trust.ledger.heads import EntryProof
 from gym_fed.trust.ledger.merkle import inclusion_steps, leaf_hash
-from gym_fed.web.app import Looking
+from gym_fed.web.app import Looking, caller_network
 from gym_server.ledger.rows import entry_of
 from gym_server.store.tables import accounts, ledger, ledger_subjects
 from gym_server.web.hub_view import HubView
 
 MAX_BODY_BYTES = 2000
 """Maximum size of an entry's body in a list, in bytes; a larger body is omitted and fetched separately."""
-MAX_DOWNLOADS = 2
-"""Maximum number of simultaneous downloads of the entire ledger."""
+MAX_DOWNLOADS = 8
+"""Maximum number of simultaneous downloads of the entire ledger, one per address: a reader may be slow without end."""
 _CHUNK_BYTES = 256 * 2**10
 
 
 def routes(view: HubView) -> APIRouter:
     """Return the routes ``ledger``, ``ledger/{sequence}`` with its proof, and ``ledger/export``."""
     found = APIRouter()
-    downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
+    downloads: set[str] = set()
 
     @found.get("/ledger")
     def listed(
@@ -76,22 +77,25 @@ def routes(view: HubView) -> APIRouter:
         }
 
     @found.get("/ledger/export")
-    def export(visitor: Looking) -> Response:
+    async def export(request: Request, visitor: Looking) -> Response:
         """Return the file that `gym-server ledger export` writes, up to the newest head."""
-        head = view.state.ledger.newest_head()
+        head = await run_in_threadpool(view.state.ledger.newest_head)
         if head is None:
             raise GymError(
                 ErrorCode.NOT_FOUND,
                 "the ledger has no entry yet",
                 "the first contributor's enrolment writes one",
             )
-        if not downloads.acquire(blocking=False):
+        address = caller_network(request)
+        if address in downloads or len(downloads) >= MAX_DOWNLOADS:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{MAX_DOWNLOADS} downloads of the ledger are in progress",
+                "other downloads of the ledger are in progress",
                 "try again when one has finished",
             )
-        return _Download(_file(view, head.size), downloads, f"{view.state.server}-{head.size}.jsonl")
+        downloads.add(address)
+        name = f"{view.state.server}-{head.size}.jsonl"
+        return _Download(_file(view, head.size), lambda: downloads.discard(address), name)
 
     @found.get("/ledger/{sequence}")
     def proof(visitor: Looking, sequence: int) -> dict[str, Any]:
@@ -164,13 +168,13 @@ def _file(view: HubView, size: int) -> Iterator[bytes]:
 class _Download(StreamingResponse):
     """A download of the ledger that always releases its slot at the end."""
 
-    def __init__(self, content: Iterator[bytes], places: threading.BoundedSemaphore, name: str) -> None:
+    def __init__(self, content: Iterator[bytes], release: Callable[[], None], name: str) -> None:
         disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
         super().__init__(content, media_type="application/x-ndjson", headers=disposition)
-        self._places = places
+        self._release = release
 
     async def __call__(self, *arguments: Any) -> None:
         try:
             await super().__call__(*arguments)
         finally:
-            self._places.release()
+            self._release()

@@ -372,14 +372,21 @@ def test_so_many_downloads_at_once_and_their_places_are_given_back(
 
     monkeypatch.setattr(ledger_screen, "_file", slow)
     url = "/api/v1/ledger/export"
+
+    def at(number: int) -> TestClient:
+        return TestClient(
+            pages.viewer.app, base_url="http://127.0.0.1", client=(f"2001:db8:0:{number}::{number}", 1)
+        )
+
     threads = [
-        threading.Thread(target=lambda: TestClient(pages.viewer.app, base_url="http://127.0.0.1").get(url))
-        for _ in range(ledger_screen.MAX_DOWNLOADS)
+        threading.Thread(target=at(number).get, args=(url,)) for number in range(ledger_screen.MAX_DOWNLOADS)
     ]
     for thread in threads:
         thread.start()
-    for _ in threads:
         assert begun.acquire(timeout=SECONDS)
+        if thread is threads[0]:  # an address, which is a network of IPv6, has one
+            neighbour = TestClient(pages.viewer.app, base_url="http://127.0.0.1", client=("2001:db8::9", 1))
+            assert neighbour.get(url).json()["error"]["code"] == "busy"
     assert pages.viewer.get(url).json()["error"]["code"] == "busy"
     go_on.set()
     for thread in threads:
