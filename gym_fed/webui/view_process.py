@@ -19,10 +19,14 @@ from typing import Any
 
 from gym_fed.core.child_process import module_command, start_process
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 ANSWER_SECONDS = 60.0
 """Time limit of an answer in seconds; the first one for a model imports transformers and loads its tokenizer."""
 IDLE_SECONDS = 300.0
+MAX_WAITING = 12
+"""Maximum number of requests that are answered or wait. Each holds one of the server's 40 threads, which other pages
+need."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ class ViewProcess:
             {"HF_HUB_OFFLINE": "1"} if offline else {}
         )
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
         self._process: subprocess.Popen[bytes] | None = None
         self._idle: threading.Timer | None = None
 
@@ -49,22 +54,36 @@ class ViewProcess:
         """Return the answer to a request.
 
         Raises:
-            GymError: The view's error; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if the process has ended.
+            GymError: The view's error; ``BUSY`` for too many requests; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if the
+                process has ended.
         """
-        with self._lock:
-            self._cancel_timer()
-            process = self._running()
-            try:
-                line = self._exchanged(process, json.dumps(request).encode() + b"\n", seconds)
-            except GymError:
-                self._end()
-                raise
-            self._start_timer()
+        if not self._places.acquire(blocking=False):
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{counted(MAX_WAITING, 'request')} for this page wait",
+                "try again in a moment",
+            )
+        try:
+            line = self._asked(json.dumps(request).encode() + b"\n", seconds)
+        finally:
+            self._places.release()
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise GymError.from_dict(reply["error"])
         answer: dict[str, Any] = reply["answer"]
         return answer
+
+    def _asked(self, request: bytes, seconds: float) -> bytes:
+        with self._lock:
+            self._cancel_timer()
+            process = self._running()
+            try:
+                line = self._exchanged(process, request, seconds)
+            except GymError:
+                self._end()
+                raise
+            self._start_timer()
+        return line
 
     def begin(self) -> None:
         """Start the process, if it is not running, before the first request."""
