@@ -94,6 +94,9 @@ _SPARE_LAYERS = 1000
 """Number of layers that is always accepted for other model types, whose layers may share weights or be missing."""
 MAX_ITEMS = 1 << 16
 """Maximum length of a list, and of ``num_labels``: transformers creates a name for each."""
+_BEAMS = ("num_beams", "num_beam_groups", "num_return_sequences")
+MAX_BEAMS = 64
+"""Maximum number of sequences per prompt, each with its own cache."""
 _WEIGHTS_PER_NUMBER = 32
 """Maximum number of weights per stored number: 1-bit weights in 32-bit words."""
 
@@ -103,30 +106,32 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def require_harmless(folder: Path) -> None:
-    """Reject a ``config.json`` for which transformers would fill the memory.
+    """Reject configs for which transformers would fill the memory.
 
     Raises:
         GymError: ``MODEL_INVALID`` with file, key and value.
     """
-    file = folder / "config.json"
-    try:
-        pending: list[object] = [read_object(file)]
-    except (OSError, GymError):  # loading the model reports it
-        return
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending.extend(node)
-        for key, value in node.items() if isinstance(node, dict) else ():
-            pending.append(value)
-            if (fault := _harm(key, value)) is not None:
-                raise GymError(ErrorCode.MODEL_INVALID, f"{file}: {plain(key, 60)} {fault}", _HINT)
+    for name in ("config.json", "generation_config.json"):
+        pending: list[object] = []
+        with suppress(OSError, GymError):  # loading the model reports it
+            pending.append(read_object(folder / name))
+        while pending:
+            node = pending.pop()
+            if isinstance(node, list):
+                pending.extend(node)
+            for key, value in node.items() if isinstance(node, dict) else ():
+                pending.append(value)
+                if (fault := _harm(key, value)) is not None:
+                    raise GymError(
+                        ErrorCode.MODEL_INVALID, f"{folder / name}: {plain(key, 60)} {fault}", _HINT
+                    )
 
 
 def _harm(key: str, value: object) -> str | None:
     """Return why an entry of a config is refused; None if it is not."""
-    if key == "num_labels" and isinstance(value, int) and value > MAX_ITEMS:
-        return f"is {value:.6g}, but at most {MAX_ITEMS:,} are allowed"
+    most = MAX_ITEMS if key == "num_labels" else MAX_BEAMS
+    if key in ("num_labels", *_BEAMS) and isinstance(value, int) and value > most:
+        return f"is {value:.6g}, but at most {most:,} are allowed"
     if isinstance(value, list) and len(value) > MAX_ITEMS:
         return f"has {counted(len(value), 'value')}, but at most {MAX_ITEMS:,} are allowed"
     if key == "quantization_config" and not isinstance(value, dict | None):

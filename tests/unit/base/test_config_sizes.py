@@ -60,6 +60,7 @@ def test_what_is_no_size_is_refused_by_file_and_key(tmp_path: Path, key: str, va
     ("key", "value"),
     [
         ("num_labels", 10**12),
+        ("num_beams", 10**6),
         ("layer_types", ["x"] * 70_000),
         ("quantization_config", [1]),
     ],
@@ -86,6 +87,14 @@ def test_an_attention_that_a_config_names_is_not_used(tmp_path: Path, names: Any
     model = load_model(str(folder)).model
     assert model.config._attn_implementation == "sdpa"
     assert read_config(str(folder))._attn_implementation is None
+
+
+def test_a_generation_config_with_a_million_beams_is_refused(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "generation_config.json").write_text('{"num_return_sequences": 1000000}')
+    with pytest.raises(GymError, match=r"generation_config\.json: num_return_sequences is 1e\+06"):
+        load_model(str(folder))
 
 
 @pytest.mark.parametrize("key", NUMBERS)
