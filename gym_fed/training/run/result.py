@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gym_fed.training.private.plan import Plan
 
 _ACTIVE_SECONDS = 120
+_MAX_BYTES = 1 << 30
+"""Maximum size of a run's file, which is read as a whole."""
 """Maximum age in seconds of the metrics of a running run, if file locks are not supported."""
 
 
@@ -132,7 +134,7 @@ def listed(folder: Path) -> dict[str, Any]:
     """Return the summary of a folder. For an unreadable one, return a placeholder with the reason."""
     try:
         return summary(folder)
-    except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
+    except (GymError, TypeError, ValueError, LookupError, AttributeError, OSError) as error:
         reason = f"{folder} contains a result that was not written by a run"
         return {
             "folder": str(folder),
@@ -187,7 +189,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; empty if it does not exist yet."""
-    _require_no_pipe(file)
+    _require_readable(file)
     try:
         lines = read_lines(file)
     except (ValueError, RecursionError) as error:
@@ -215,14 +217,16 @@ def read_json(file: Path) -> Any:
     """
     if not file.exists():
         return None
-    _require_no_pipe(file)
+    _require_readable(file)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file} is not JSON") from error
 
 
-def _require_no_pipe(file: Path) -> None:
-    """Refuse a path that is not a regular file, since opening a named pipe would block."""
+def _require_readable(file: Path) -> None:
+    """Refuse a path that is not a regular file, since opening a named pipe would block, and one that is too large."""
     if file.exists() and not file.is_file():
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file} is not a regular file")
+    if file.exists() and file.stat().st_size > _MAX_BYTES:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file} is larger than {_MAX_BYTES:,} bytes")

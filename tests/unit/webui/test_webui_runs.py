@@ -304,6 +304,32 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_no_page(tmp_path: Path, name: st
     assert found == [200, 200]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("result.json", '{"privacy": {}}'),
+        ("result.json", "[1]"),
+        ("result.json", '{"steps": "x"}'),
+        ("run.json", "[" * 100_000),
+        ("metrics.jsonl", '{"step": "x"}\n'),
+        ("spikes.json", '[{"step": 1e999}]'),
+        ("result.json", None),
+        ("metrics.jsonl", None),
+        ("environment.json", None),
+    ],
+)
+def test_a_run_of_somebody_else_fails_no_page(tmp_path: Path, name: str, text: str | None) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "config.yaml").write_text("algorithm: sft\nmodel: gym-nano\noutput_dir: runs/a\n")
+    (folder / name).write_text(text or "")
+    if text is None:
+        os.truncate(folder / name, (1 << 30) + 1)  # of zeros that take no room on the disk
+    client = webui_client(tmp_path)
+    assert [client.get(f"/api/v1/{path}").status_code for path in ("runs/a", "runs")] == [200, 200]
+
+
 def test_runs_of_saves_and_recorded_ones_are_listed_and_others_are_added_by_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
