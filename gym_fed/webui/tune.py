@@ -190,7 +190,7 @@ _OF_TRIAL = ("number", "parameters", "state", "value", "folder", "why")
 
 def _unfinished(folder: Path, trials: list[dict[str, Any]]) -> list[str]:
     """Return the folders of trials that are running or were interrupted."""
-    ended = {trial["folder"] for trial in trials}
+    ended = {str(trial["folder"]) for trial in trials}
     try:
         names = sorted(os.listdir(folder / "trials"))
     except OSError:
@@ -208,6 +208,8 @@ def _given(yaml_text: str) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
+    if not file.is_file():  # opening a named pipe would block
+        return ""
     try:
         with file.open("rb") as stream:
             return stream.read(_MAX_FILE_BYTES).decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def get(client: TestClient, path: str, /, **query: Any) -> Any:
     response = client.get(f"/api/v1/{path}", params=query)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def test_a_search_with_pipes_and_other_types_in_its_files_holds_up_no_page(
+    client: TestClient, folder: Path
+) -> None:
+    other = folder / "runs" / "other"
+    other.mkdir()
+    for name in ("search.yaml", "best.yaml"):
+        os.mkfifo(other / name)
+    strange = trial(0, "complete", 2.0) | {"folder": ["a"], "state": {"a": 1}, "parameters": 7}
+    (folder / "runs" / "tried" / "trials.json").write_text(json.dumps([strange]))
+    assert {one["path"] for one in get(client, "tune")["searches"]} == {"tried", "other"}
+    assert get(client, "tune/search", path="tried")["unfinished"] == ["trial-0003"]
 
 
 def test_searches_are_listed_with_their_best_trial(client: TestClient) -> None:
