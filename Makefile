@@ -150,7 +150,7 @@ sanitize: $(STAMP) ## Test the native kernels under AddressSanitizer and UBSan. 
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
 		-m "not slow" tests/unit/quant/test_kernels_*.py tests/unit/quant/test_linear*.py \
-		--ignore tests/unit/quant/test_kernels_memory.py $(ARGS)
+		--deselect tests/unit/quant/test_kernels_memory.py $(ARGS)
 
 # Strict: a package that PyPI does not answer for fails the audit, instead of being skipped with exit code 0.
 audit: ## Compare the pinned versions with the advisories of PyPI; needs a network. The tool gets an environment of its own.
