@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -180,6 +181,14 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     else:
         words = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
     return f"{number:,} {words}{verb and f' {verb}'}"
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Format counts by plural noun as ``1 snapshot, 8 entries``."""
+    return ", ".join(
+        counted(number, f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s"))
+        for name, number in counts.items()
+    )
 
 
 def readable_bytes(num_bytes: float) -> str:

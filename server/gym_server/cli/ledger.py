@@ -11,7 +11,7 @@ from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App, ExportedLedger
 from gym_fed.core.progress import spinner
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, counts_in_words
 from gym_fed.trust.ledger.entries import Entry
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
@@ -122,7 +122,7 @@ def verify(
     if as_json:
         print_json({"valid": True, **facts})
     else:
-        counts = ", ".join(f"{count} {name}" for name, count in facts.items() if isinstance(count, int))
+        counts = counts_in_words({name: count for name, count in facts.items() if isinstance(count, int)})
         signed = f"signed by {facts['server']}" if facts["heads"] else "nothing is signed yet"
         out.print(f"valid: {counts}; {signed}")
 

@@ -12,7 +12,7 @@ import typer
 from gym_fed.core.console import AsJson, err, out, print_event, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.progress import spinner
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, counts_in_words
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
@@ -215,12 +215,9 @@ def check(
     if as_json:
         print_json({"valid": True, **facts})
     else:
-        counts = ", ".join(
-            f"{value if isinstance(value, int) else len(value)} {name}"
-            for name, value in facts.items()
-            if name != "server"
-        )
-        out.print(f"valid: {counts}")
+        counts = {name: value if isinstance(value, int) else len(value) for name, value in facts.items()}
+        counts.pop("server", None)
+        out.print(f"valid: {counts_in_words(counts)}")
 
 
 def gc(

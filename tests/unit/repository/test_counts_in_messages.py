@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, counts_in_words
 
 ROOT = Path(__file__).parents[3]
 NOUNS = (
@@ -82,3 +82,8 @@ def test_every_screen_leaves_the_plural_of_a_count_to_count() -> None:
     assert len(files) > 30
     lines = [f"{file.name}: {line.strip()}" for file in files for line in file.read_text().splitlines()]
     assert not [line for line in lines if IN_TEXT.search(line)]
+
+
+def test_counts_are_given_in_the_number_of_their_noun() -> None:
+    counts = {"snapshots": 1, "objects": 8, "entries": 1, "sealed verdicts": 2000}
+    assert counts_in_words(counts) == "1 snapshot, 8 objects, 1 entry, 2,000 sealed verdicts"
