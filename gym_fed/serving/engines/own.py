@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.models import pick_device
+from gym_fed.base.models import model_name, pick_device
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
@@ -83,7 +83,7 @@ class Own(EngineKind):
                 served.forward,
                 served.base_format,
                 served.pool.paged and config.engine.prefix_cache,
-                "; ".join(_notes(served, draft)),
+                "; ".join(_notes(config, served, draft)),
             ),
             embedding_size=_embedding_size(model),
             pictures=pictures,
@@ -92,11 +92,14 @@ class Own(EngineKind):
         )
 
 
-def _notes(served: MultiVariantModel, draft: MultiVariantModel | None) -> Iterator[str]:
+def _notes(
+    config: ServingConfig, served: MultiVariantModel, draft: MultiVariantModel | None
+) -> Iterator[str]:
     if served.forward == "general":
         yield served.described
     if draft is not None:
-        yield f"drafts by {type(draft.model).__name__} in {draft.base_format}"
+        name = model_name(config.engine.draft_model or config.base)
+        yield f"{name} in {draft.base_format} proposes tokens (speculative decoding)"
 
 
 def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> MultiVariantModel:

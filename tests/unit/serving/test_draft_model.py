@@ -144,7 +144,7 @@ def test_a_server_drafts_with_its_own_base_in_4_bits(tmp_path: Path) -> None:
             note, accepted = serving.description.note, serving.engine.stats().accepted_tokens
     assert answers[0] == answers[1]
     assert accepted > 0
-    assert note == "drafts by PlainModel in int4"
+    assert note == "gym-nano in int4 proposes tokens (speculative decoding)"
 
 
 def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
