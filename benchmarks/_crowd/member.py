@@ -9,8 +9,8 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -211,21 +211,23 @@ class Member:
     async def _answer(self, task: pb.Task) -> bool:
         """Answer a task; return False if a flapping member lost its connection instead."""
         spec = self.crowd.spec_of(task)
-        for references in task.content.arrays["soups"].arrays:
-            if references.sha256 not in self._soups:
-                await self._download(references.sha256)
         seconds = min(self.draw.expovariate(1.0), _LONGEST_THINK) * self.crowd.think_seconds
-        if self.flaps and self.draw.random() < 0.5:
-            await self._sleep(seconds * self.draw.random())
-            return False
         try:
-            await self._think(task, seconds)
-            if self.malice:
-                await self._attack(task, spec)
-            else:
-                delta = self.crowd.updates.make(spec.version_digest, self.draw)
-                await self._contribute(task, spec, delta)
-                self.crowd.newest_file = delta
+            async with self._heartbeats(task):
+                for references in task.content.arrays["soups"].arrays:
+                    if references.sha256 not in self._soups:
+                        await self._download(references.sha256)
+                if self.flaps and self.draw.random() < 0.5:
+                    await self._sleep(seconds * self.draw.random())
+                    return False
+                await self._sleep(seconds)
+                await self._beat(task)
+                if self.malice:
+                    await self._attack(task, spec)
+                else:
+                    delta = self.crowd.updates.make(spec.version_digest, self.draw)
+                    await self._contribute(task, spec, delta)
+                    self.crowd.newest_file = delta
             await self._call("Account", pb.AccountRequest())
         except GymError as error:
             if error.code in _MISSED:
@@ -236,19 +238,27 @@ class Member:
                 self.crowd.outcomes[self.malice, error.code.value] += 1
         return True
 
-    async def _think(self, task: pb.Task, seconds: float) -> None:
-        """Simulate training for some seconds, with three heartbeats per lease and one at the end."""
-        beat, done = task.lease_seconds / 3, 0.0
-        while True:
-            step = min(beat, seconds - done)
-            await self._sleep(step)
-            done += step
-            beating = pb.HeartbeatRequest(
-                message_id=task.message_id, phase="train", done=int(100 * done / seconds), total=100
-            )
-            await self._again(partial(self._call, "Heartbeat", beating))
-            if done >= seconds or self.crowd.over.is_set():
-                return
+    @asynccontextmanager
+    async def _heartbeats(self, task: pb.Task) -> AsyncIterator[None]:
+        """Send three heartbeats per lease inside the context, as a contributor does from the task to its answer."""
+
+        async def beat() -> None:
+            while not self.crowd.over.is_set():
+                await self._sleep(task.lease_seconds / 3)
+                with suppress(GymError):  # a lost lease is reported by the answer
+                    await self._beat(task)
+
+        beats = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            beats.cancel()
+            with suppress(asyncio.CancelledError):
+                await beats
+
+    async def _beat(self, task: pb.Task) -> None:
+        beating = pb.HeartbeatRequest(message_id=task.message_id, phase="train", done=50, total=100)
+        await self._again(partial(self._call, "Heartbeat", beating))
 
     async def _contribute(self, task: pb.Task, spec: TaskSpec, delta: bytes, **changes: Any) -> None:
         manifest = self._manifest(task, spec, delta, **changes)
