@@ -128,6 +128,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "RoCBertConfig": {
         "shape_embed_dim": 16, "shape_vocab_size": 300, "pronunciation_embed_dim": 16, "pronunciation_vocab_size": 300,
     },
+    "Qwen3MoeConfig": {"norm_topk_prob": True},  # as in the published models
     "ZayaConfig": {"num_experts_per_tok": 1, "router_hidden_size": 32},
     "ZambaConfig": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4,

@@ -130,6 +130,10 @@ class Gguf(ExportFormat):
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
         if why := rope_refusal(config) or window_refusal(config):
             raise refused(source, why)
+        if kind == "qwen3_moe" and not config.norm_topk_prob:
+            raise refused(
+                source, "llama.cpp normalises the weights of chosen experts, but norm_topk_prob is false"
+            )
         rows, tokens = getattr(config, "vocab_size", 0), source.tokenizer
         if kind in _CUT_TO_TOKENS and tokens is not None and rows > len(tokens):
             cut = f"its embeddings have {counted(rows, 'row')}, of which llama.cpp's converter keeps {len(tokens):,}"

@@ -124,6 +124,7 @@ def test_a_file_that_says_something_else_is_refused_by_the_key(
             {"model_type": "mistral", "sliding_window": 8, "max_position_embeddings": 64},
             "no sliding window for mistral, whose window is 8 tokens",
         ),
+        ({"model_type": "qwen3_moe", "norm_topk_prob": False}, "normalises the weights of chosen experts"),
     ],
 )
 def test_what_llama_cpp_cannot_hold_is_refused_by_name(config: dict[str, Any], says: str) -> None:
