@@ -27,12 +27,7 @@ from gym_fed.trust.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.trust.identity.tls import TLS_NAME
 from gym_fed.trust.wire.errors import from_rpc_error
-from gym_fed.trust.wire.limits import (
-    CALL_SECONDS,
-    CHANNEL_OPTIONS,
-    PROTOCOL,
-    SESSION_KEY,
-)
+from gym_fed.trust.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
 from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import update_records
@@ -253,8 +248,6 @@ class Member:
             yield
         finally:
             beats.cancel()
-            with suppress(asyncio.CancelledError):
-                await beats
 
     async def _beat(self, task: pb.Task) -> None:
         beating = pb.HeartbeatRequest(message_id=task.message_id, phase="train", done=50, total=100)

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.base import end_ids
+from gym_fed.serving.engine.draft_model import DraftModel
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop
-from gym_fed.serving.engine.proposals import DraftModel, DraftProposer, NgramProposer, Proposer
+from gym_fed.serving.engine.proposals import DraftProposer, NgramProposer, Proposer
 from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
 from gym_fed.serving.engine.stats import Counters, EngineStats

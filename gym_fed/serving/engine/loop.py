@@ -23,7 +23,7 @@ from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequenc
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
-    from gym_fed.serving.engine.proposals import DraftModel
+    from gym_fed.serving.engine.draft_model import DraftModel
     from gym_fed.serving.engine.stats import Counters
     from gym_fed.serving.forward.chunk import Chunk
     from gym_fed.serving.forward.kv_cache import KVPool

@@ -21,7 +21,7 @@ from gym_fed.serving.forward.chunk import Chunk, positions_between, rows_between
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
-    from gym_fed.serving.engine.proposals import DraftModel
+    from gym_fed.serving.engine.draft_model import DraftModel
 
 
 PROMPT_WEIGHT = 1
