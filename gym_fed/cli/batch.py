@@ -166,7 +166,7 @@ def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
 
 
 def _num_in_progress(engine: EngineConfig) -> int:
-    """Return the number of requests in progress: those running, and as many queued while their variants are loaded."""
+    """Return the maximum number of requests in progress: running ones, and as many whose variants are being loaded."""
     queued = min(engine.max_queued, engine.max_queued_per_user, engine.max_concurrent)
     return engine.max_concurrent + queued
 

@@ -1,6 +1,6 @@
 """Failpoints for tests: ``GYM_FAILPOINTS=before-commit`` kills the process at that point with SIGKILL.
 
-``name:3`` acts at the third call. ``name=ACTION`` selects a different action: ``raise``, ``enospc`` (the disk is full),
+``name:3`` acts on the third call. ``name=ACTION`` selects a different action: ``raise``, ``enospc`` (the disk is full),
 ``eio`` (the disk fails) or ``delay2.5`` (seconds). Without the variable, a failpoint costs one dictionary
 lookup.
 """
@@ -36,7 +36,7 @@ def failpoint(name: str) -> None:
 
 
 def _act(name: str, action: str) -> None:
-    print(f"failpoint {name}={action}", file=sys.stderr, flush=True)  # tests require that it was reached
+    print(f"failpoint {name}={action}", file=sys.stderr, flush=True)  # tests check that it was reached
     if action in ("enospc", "eio"):
         number = getattr(errno, action.upper())
         raise OSError(number, os.strerror(number), name)

@@ -118,7 +118,7 @@ class ArrowCache:
         Args:
             write: Function that writes the contents to a binary file.
             facts: Called after the last item; its JSON is stored next to the file.
-            digest_now: Called after the last item. If the digest has changed, so did a source while it was being read,
+            digest_now: Called after the last item. If the digest has changed, a source changed while it was being read,
                 and the file is discarded.
 
         Raises:
@@ -180,7 +180,7 @@ class ArrowCache:
         return os.open(path, flags | O_BINARY, 0o600 if self._is_common else 0o666)
 
     def _close_to_others(self) -> None:
-        """Close the common folder to other users, if it exists and belongs to this user."""
+        """Remove other users' access to the common folder, if it exists and belongs to this user."""
         if not self._is_common or not self.path.parent.is_dir():
             return
         status = self.path.parent.stat()

@@ -43,7 +43,7 @@ def agreed_columns(
     kind: RowKind = "any",
     yes: bool = False,
 ) -> dict[str, str]:
-    """Return the columns to read a file with: the given ones, or a guess that the user confirms.
+    """Return the column mapping for a file: the given columns, or a guess that the user confirms.
 
     Args:
         path: A file, folder, pattern or URL.
@@ -53,12 +53,12 @@ def agreed_columns(
         yes: True to accept the guess without a prompt, and print it.
 
     Returns:
-        The columns; unchanged if they are sufficient, or if the others cannot be guessed, which is reported when the
-        file is read.
+        The columns. They are unchanged if they are sufficient, or if the rest cannot be guessed; missing columns are
+        reported when the file is read.
 
     Raises:
-        GymError: ``DATA_INVALID`` with the complete option if there is no terminal; ``USAGE`` if the user declines;
-            errors of reading the file.
+        GymError: ``DATA_INVALID`` without a terminal, with the full ``--columns`` option as remedy; ``USAGE`` if the
+            user declines; errors of reading the file.
     """
     given = dict(columns or {})
     if format != "auto":
@@ -106,7 +106,7 @@ def agreed_columns(
 
 
 def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
-    """Return the config with confirmed columns for each file of ``data`` and ``eval_data`` of unknown layout.
+    """Return the config with confirmed columns for each file in ``data`` and ``eval_data`` whose layout is unknown.
 
     Raises:
         GymError: See ``agreed_columns``.
@@ -162,7 +162,7 @@ def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
 
 
 def _is_known(row: Raw, kind: RowKind) -> bool:
-    """Return True if a format can read the row; only a prompt does not suffice if answers are needed."""
+    """Return True if a format can read the row; a prompt without an answer does not count if answers are needed."""
     try:
         matched = format_of(row)
     except BadRow:

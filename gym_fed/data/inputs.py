@@ -129,7 +129,7 @@ def interleave(
     stopping: Stopping = "first_exhausted",
     on_stop: Callable[[int], None] | None = None,
 ) -> Iterator[T]:
-    """Interleave sources at random: the next row is from source i with probability ``weights[i] / sum(weights)``.
+    """Interleave sources at random: the next row comes from source i with probability ``weights[i] / sum(weights)``.
 
     Args:
         sources: Functions that start a source from its first row.
@@ -138,7 +138,7 @@ def interleave(
             ends, so that the proportions hold until the end. ``all_exhausted``: when every source has ended at least
             once; a source that ends earlier restarts, so its rows repeat. ``all_exhausted_without_replacement``: when
             every row has been yielded exactly once.
-        on_stop: Called under ``first_exhausted`` with the index of the source that ended, if there are several.
+        on_stop: Called with the index of the source that ended, for ``first_exhausted`` with more than one source.
     """
     rng = random.Random(seed)
     streams = [start() for start in sources]

@@ -39,7 +39,7 @@ def fill_source(cache: ArrowCache, source: DataConfig, kind: RowKind) -> Iterato
     """Write the rows of a source into its cache; yield the number of rows of each batch.
 
     Raises:
-        GymError: Errors of ``source_rows`` and ``as_kind``; ``DATA_INVALID`` if a file changes meanwhile.
+        GymError: Errors of ``source_rows`` and ``as_kind``; ``DATA_INVALID`` if a file changes while it is read.
     """
     rows = convertible((row for _, row in source_rows(source)), kind)
     yield from cache.fill(lambda sink: write_rows(rows, sink), dict, lambda: source_digest(source, kind))

@@ -76,7 +76,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
         allow_loss: True to also convert pairs to judgements or to the chosen conversation.
 
     Raises:
-        BadRow: Naming what would be lost.
+        BadRow: If anything would be lost; the message names it.
     """
     into: Format = FORMATS.type_of(format)()
     kind = into.kind

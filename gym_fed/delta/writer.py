@@ -59,7 +59,7 @@ class Layout:
 
     @classmethod
     def of(cls, records: Iterable[TensorRecord]) -> Layout:
-        """Lay out records sorted by name, with existing codecs and normalised parameters."""
+        """Lay out records that are sorted by name and have known codecs and normalised parameters."""
         fields: dict[str, tuple[Field, ...]] = {}
         sections: dict[torch.dtype, int] = {}
         for record in records:
@@ -73,7 +73,7 @@ class Layout:
         return cls(fields, sections)
 
     def section_starts(self) -> dict[torch.dtype, int]:
-        """Byte offset of every section after the header."""
+        """Return the byte offset of every section, counted from the end of the header."""
         starts: dict[torch.dtype, int] = {}
         at = 0
         for _, _, dtype in SECTIONS:

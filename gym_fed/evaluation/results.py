@@ -55,7 +55,7 @@ class SampleResult:
         target: The correct answer.
         metrics: The sample's values by metric.
         cut: Number of prompt tokens that did not fit in the context.
-        margins: See ``scoring.scorer.AnswerResult``, also for the attributes below.
+        margins: See ``scoring.scorer.AnswerResult``, as for ``thought`` and ``is_unfinished``.
     """
 
     number: int
@@ -119,7 +119,7 @@ class EvalResults:
             dtype, engine and harness.
         tasks: Results by task.
         seconds: Duration of the run; with several models in one pass, of the pass.
-        facts: Facts about the machine and the libraries, for the record.
+        facts: Facts about the machine and the libraries, which are stored in the evaluation record.
     """
 
     model: str
@@ -209,7 +209,7 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
 
 
 def listed(texts: Sequence[str], room: int) -> str:
-    """Join as many texts with commas as fit, and append how many were omitted."""
+    """Join as many texts as fit, with commas, and append how many were omitted."""
     first_texts = list(texts[: room // 2])
     while True:
         more = f", and {len(texts) - len(first_texts)} more" if len(first_texts) < len(texts) else ""

@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class RowScores:
-    """A model's scores by row; None for a row without the score.
+    """A model's scores by row; None where a row has no such score.
 
     Attributes:
         metrics: ``loss`` in nats per token, ``exact_match`` of short answers, and each grader's values, by name.
@@ -118,7 +118,7 @@ def score_rows(
     max_tokens: int | None = None,
     on_progress: OnProgress = lambda done, total, what: None,
 ) -> RowScores:
-    """Score a model.
+    """Score a model on rows by loss, exact match and graders.
 
     Args:
         model: A causal LM.
@@ -126,8 +126,8 @@ def score_rows(
         rows: Rows from ``read_own_rows``.
         rendering: The run's rendering options.
         max_length: Maximum number of tokens per row.
-        max_tokens: Maximum number of tokens per answer. None for twice the longest reference, or 512 for a model that
-            thinks.
+        max_tokens: Maximum number of tokens per answer. None for twice the longest reference, or 512 for a reasoning
+            model.
         on_progress: Called with the rows done, their total, and the name of the step.
 
     Raises:
@@ -179,7 +179,7 @@ def score_rows(
 def row_metrics(
     after: RowScores, before: RowScores | None = None, *, leave_out: Sequence[str] = ()
 ) -> list[RowMetric]:
-    """Compute means with standard errors, and paired differences to ``before``; metrics without values are omitted."""
+    """Compute means, standard errors and paired differences from ``before``; metrics without values are omitted."""
     metrics = []
     for name, values in after.metrics.items():
         others = None if before is None or name in leave_out else before.metrics[name]
@@ -200,7 +200,7 @@ def row_metrics(
 
 
 def paired_metric(name: str, after: Sequence[float], before: Sequence[float]) -> RowMetric:
-    """Compare two models' values of the same rows, in the same order."""
+    """Compare two models' values on the same rows, in the same order."""
     change = paired_difference(after, before)
     return RowMetric(
         name,
@@ -262,7 +262,7 @@ def _grades(
 
 
 def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
-    """Return twice the length of the longest reference, so that most answers that are longer can still finish."""
+    """Return twice the longest reference's length, within bounds, so that most longer answers can still finish."""
     own = max((_num_tokens(tokenizer, row.reference) for row in rows), default=0)
     return _MAX_ANSWER if not own else min(_MAX_ANSWER, max(_MIN_ANSWER, 2 * own))
 

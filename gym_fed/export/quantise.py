@@ -1,7 +1,7 @@
 """Quantise a model folder with auto-round, run as ``python -m gym_fed.export.quantise`` in its own process.
 
-auto-round takes seconds to import, patches other libraries and prints. The job is ``{"folder", "out", "format", "bits",
-"group_size", "sym", "iters", "ids", "threads"}``.
+auto-round takes seconds to import, patches other libraries and prints to the console. The job is ``{"folder", "out",
+"format", "bits", "group_size", "sym", "iters", "ids", "threads"}``.
 
 With ``iters`` steps per block it implements Cheng et al. 2024, "Optimize Weight Rounding via Signed Gradient Descent
 for the Quantization of LLMs" (SignRound); with none, weights are rounded to nearest.
@@ -21,7 +21,7 @@ _BATCH = 4
 
 
 def main() -> None:
-    """Run the job."""
+    """Run the quantisation job that the parent process sends."""
     with child_job() as (job, say):
         say("loading auto-round", 0, 0)
         _quantise(job, say)

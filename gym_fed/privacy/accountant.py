@@ -5,8 +5,8 @@ Gaussian releases without sampling are equivalent to a single release, whose eps
 al. 2022). They bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no
 one-dimensional privacy loss distribution, but its Renyi divergences are bounded by those of the Gaussian with the same
 variance (Canonne, Kamath, Steinke 2020, theorem 14). If any release is discrete, Renyi divergences are therefore used
-for all releases. They also give an upper bound, which is somewhat looser. They are used as well where the distributions
-would need gigabytes: the events of a hub's recipe are accounted for before its contributors agree to it.
+for all releases. They also give an upper bound, which is somewhat looser. They are also used where the distributions
+would need gigabytes, since the events of a hub's recipe are accounted for before its contributors agree to it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MAX_CELLS = 1_000_000
 """Maximum grid size. With very little noise (epsilon in the hundreds), a coarser grid is used to stay within it, which
 loosens the bound by a relative 1e-6."""
 _MAX_PLD_LOSS = 1e8
-"""Maximum privacy loss of an event for its distribution, which overflows above 1e10."""
+"""Maximum privacy loss of an event whose distribution is computed; the computation overflows above 1e10."""
 _MIN_MULTIPLIER = 1e-4
 """Minimum noise multiplier, at which the epsilon of one release is about 50 million."""
 _MAX_PLD_EPSILON = 1000
 _MAX_PLD_RELEASES = 1_000_000
-"""Limits of privacy loss distributions, which take seconds and about 1 GB at either. Above them, epsilon is bounded by
-Renyi divergences; an epsilon of 1,000 gives no meaningful privacy."""
+"""Limits of privacy loss distributions, which take seconds and about 1 GB at either limit. Above them, epsilon is
+bounded by Renyi divergences; an epsilon of 1,000 gives no meaningful privacy."""
 _MAX_KINDS = 8
-"""Maximum number of different sampled events, which take seconds each. Further ones are rounded to fewer; a hub can
-change its noise every round."""
+"""Maximum number of distinct sampled events, which take seconds each. If there are more, similar events are merged: a
+hub can change its noise every round."""
 _FIRST_STEP = 1e-3
 """Relative width of the finest rounding."""
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)

@@ -1,7 +1,7 @@
 """Quantise a fine-tune to a small file: project the change for safety, encode it, distil its scales, and report.
 
 The encoder is ``gym_fed.delta.encode``, which contributors also use. This module computes its arguments from text and
-models: importance by the layers' inputs, sensitivity, and refined scales.
+models: importance (from the layers' inputs), sensitivity, and refined scales.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Model: TypeAlias = "nn.Module | str"
 
 @dataclass(frozen=True)
 class Given:
-    """A model with its tokenizer and name, if it was loaded by name."""
+    """A model, its name and, if it was loaded by name, its tokenizer."""
 
     model: Any
     tokenizer: Any
@@ -104,7 +104,7 @@ _PROBE_SEQUENCES = 16
 
 
 class Quantizer:
-    """Writes the change of a fine-tune as a ``.gymdelta``, as set by ``config``.
+    """Writes the difference between a fine-tune and its base to a ``.gymdelta`` file, as set by ``config``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if calibration text or models that the config needs are missing.
@@ -132,15 +132,15 @@ class Quantizer:
 
         Args:
             base: The model that the delta belongs to; not changed.
-            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; ``compact``, and a codec of
-                factors without a rank, keep the run's factors.
+            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; ``compact``, and a factor
+                codec without a rank, keep the run's factors.
             out: The ``.gymdelta`` file; replaced if it exists.
             calibration: The contributor's own text; it stays on this machine.
             tokenizer: The base's tokenizer; required if the base is a module and calibration is text.
             aligned: For ``safety_threshold``: the safe, instruction-tuned model; by default the base.
             unaligned: For ``safety_threshold``: the model that ``aligned`` was made from; it has no default.
-            allow_differences: Encode a fine-tune whose config or tokenizer differs from the base's; they are not in
-                the file, and the report names them.
+            allow_differences: Encode a fine-tune whose config or tokenizer differs from the base's. The
+                differences are not stored in the file; the report lists them.
             progress: Show a bar on a terminal.
 
         Raises:
@@ -264,7 +264,7 @@ class Quantizer:
     def _own_factors(
         self, tuned: Given, base: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
-        """Return the factors of a LoRA run if the codec is ``compact`` or has factors and no rank is set.
+        """Return the factors of a LoRA run if the codec is ``compact``, or if it stores factors and no rank is set.
 
         Raises:
             GymError: ``CONFIG_INVALID`` if the rank is unset and the change has no factors.
@@ -352,7 +352,7 @@ def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
 def _sensitivity(
     model: Any, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batches: list[Batch]
 ) -> Sensitivity:
-    """Return the divergence from the tuned model, in nats per token, if only one tensor is encoded, by tensor."""
+    """Return a function: the divergence from the tuned model, in nats per token, if only a given tensor is encoded."""
     chosen: list[Batch] = []
     for batch in batches:
         if sum(len(b.ids) for b in chosen) < _PROBE_SEQUENCES:

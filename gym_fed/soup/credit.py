@@ -8,7 +8,7 @@ rounds, and L its lower confidence bound, contributor i is due::
 
 A smaller budget first pays those with the fewest credits per nat, so that credits are proportional to summed scores as
 far as possible. All rounds together never pay more than ``price * L``, and a harmful round reduces later payments. The
-scores of noise cancel and stay within chance. (This project.)
+scores of noise cancel out and stay at chance level. (This project.)
 
 A gain is a ratio: nats saved over tokens. Its standard error follows from linearisation (Cochran 1977, "Sampling
 Techniques", sec. 2.11): with d_k the contribution of block k to the gain G and w_k its share of the tokens, the
@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BEYOND_CHANCE = 3.0
-"""Threshold for summed scores, in standard deviations of the scores of random directions. In 50 rounds, two senders of
-noise among fourteen contributors got at most 1.1% of the credits at a threshold of 1, 0.9% at 2 and 0.6% at 3
+"""Threshold for summed scores, in standard deviations of the scores of random directions. In 50 rounds, two of fourteen
+contributors, who sent noise, got at most 1.1% of the credits at a threshold of 1, 0.9% at 2 and 0.6% at 3
 (benchmarks/pay.py, sixteen seeds other than those reported); honest contributors lost nothing."""
 
 
@@ -39,7 +39,7 @@ class RunningScore:
     """The summed score of one contributor's updates, or of all rounds, on the same held-out rows.
 
     Attributes:
-        parts: ``[k]`` nats of held-out loss by block of rows.
+        parts: ``[k]`` nats of held-out loss saved, by block of rows.
         chance: Variance of the score of random directions of the same sizes.
         earned: Credits paid for it so far.
     """
@@ -59,7 +59,7 @@ class RunningScore:
         return self.brought > BEYOND_CHANCE * math.sqrt(self.chance)
 
     def error(self, block_weights: Vector) -> float:
-        """The standard error of ``brought``."""
+        """Return the standard error of ``brought``."""
         return float(standard_error(self.parts, block_weights))
 
     def with_round(self, parts: Vector, chance: float = 0.0) -> RunningScore:
@@ -68,7 +68,7 @@ class RunningScore:
 
 
 def certain_gain(run: RunningScore, block_weights: Vector) -> float:
-    """The lower confidence bound of the gain of all rounds in nats; at least 0."""
+    """Return the lower confidence bound of the gain of all rounds in nats, or 0 if it is negative."""
     return max(0.0, lower_bound(run.parts, block_weights))
 
 
@@ -140,7 +140,7 @@ def divisors_as_one(
 def divided(parts: Mapping[str, Vector], divisors: Mapping[str, int]) -> dict[str, Vector]:
     """Divide scores, and multiply all by one factor that preserves the sum of the positive ones.
 
-    The keys of a group took weight from the others in the soup; the factor returns it to them. Negative scores are
+    A group's members took weight from other contributors in the soup, and the factor returns it. Negative scores are
     excluded from the sum, since a sum near zero would make the factor arbitrarily large.
 
     Args:
@@ -204,7 +204,7 @@ def student_quantile(freedom: int) -> float:
 
 
 DIGITS = 6
-"""Reputations are rounded to this many decimals, so that everybody who replays the ledger gets the same ones."""
+"""Reputations are rounded to this many decimals, so that everybody who replays the ledger gets the same values."""
 
 
 class Outcome(StrEnum):

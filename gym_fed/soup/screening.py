@@ -1,9 +1,9 @@
 """Screen a round's updates for outlying norms, and for copies of one update sent under several keys.
 
 Scaling an entire update does not change its cosines, but scaling every tensor by a different factor does. Therefore the
-cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal signs, which
-does not depend on scales. If updates of a round use different codecs, values are compared with signs: a dense update
-that is encoded again as signs keeps every sign, while the cosine falls to 0.8.
+cosines of single tensors are compared too, as a mean weighted by tensor size. For sign deltas, the share of equal signs
+is compared, which does not depend on scales. If updates of a round use different codecs, values are compared with
+signs: a dense update that is encoded again as signs keeps every sign, while the cosine falls to 0.8.
 
 The similarity of honest updates depends on the model, the data and the steps. Each round therefore has its own
 baseline: the median of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of
@@ -132,7 +132,8 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
     """Compare updates with each other.
 
     Args:
-        updates: Open deltas of models shaped like ``spec``, of any versions. A tensor that one lacks counts as zero.
+        updates: Open deltas of models shaped like ``spec``, of any versions. A tensor that is missing from an update
+            counts as zero.
         spec: The base.
     """
     norms = [update.norm() for update in updates]
@@ -219,7 +220,7 @@ def _forms(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.
 
 
 def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
-    """Share of equal minus unequal signs; 0 if the stack has no packed signs or a tensor is zero."""
+    """Return the share of equal minus unequal signs; 0 if the stack has no packed signs or a tensor is zero."""
     if not isinstance(stack, SignStack):
         return np.zeros_like(products)
     ones = [torch.ones(1)] * len(stack.updates)
@@ -276,8 +277,9 @@ class _BlockStack(DecodedStack):
 def beyond(cosines: Matrix) -> Matrix:
     """Return the ``[n, n]`` excess of pairs over the background similarity: 1 for equal updates, 0 at the background.
 
-    The background of a pair is the median cosine of all pairs, or that of either of the two with all others if it is
-    larger: unrelated noise in a third of the updates lowers the former, and only noise in half of them the latter.
+    The background of a pair is the median cosine of all pairs or, if larger, the median cosine of either update with
+    all others. Unrelated noise in a third of the updates lowers the former; only noise in half of them lowers the
+    latter.
 
     Args:
         cosines: ``[n, n]`` cosines of the entire updates.

@@ -1,4 +1,4 @@
-"""The goals that the ``train`` screen offers, and the config keys that each sets."""
+"""The goals that the ``train`` screen offers, with the algorithms that serve each."""
 
 from __future__ import annotations
 

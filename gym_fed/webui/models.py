@@ -95,7 +95,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/models/one")
     def one(model: Id, visitor: Looking) -> dict[str, Any]:
-        """Return the model's base, and descriptions of what uses it and what depends on it."""
+        """Return the model's base, and descriptions of the model's users and dependents."""
         chosen = find_base(workbench, model)
         return {
             "base": base_of(workbench, chosen, local_bases(workbench)),
@@ -185,7 +185,7 @@ def is_adapter(workbench: Workbench, model: LocalModel) -> bool:
 
 
 def base_of(workbench: Workbench, model: LocalModel, models: Sequence[LocalModel]) -> str | None:
-    """Return the id of the one of ``models`` that a run or an adapter was trained from; None if it is not there."""
+    """Return the id of the model in ``models`` that a run or an adapter was trained from; None if there is none."""
     bases = _bases(_place(workbench, model))
     others = (other for other in models if other.id != model.id)
     match = (

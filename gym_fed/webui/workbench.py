@@ -60,7 +60,9 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Workbench:
-    """The folders of one machine. Paths in requests must be below these folders; nothing else is read or written.
+    """The folders, jobs and events that the screens share.
+
+    Paths in requests must be below these folders; nothing else is read or written.
 
     Attributes:
         folder: Working directory of `gym webui`, with configs, data and models.

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HubTraffic:
-    """Counters since the start. Thread-safe. Only known methods and codes are counted, so memory is bounded."""
+    """Counters since the hub started. Thread-safe. Only known methods and codes are counted, so memory is bounded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ class VersionSum:
     """The stored sum of one hub's soups.
 
     Args:
-        folder: The folder of the sum.
+        folder: The folder that contains the sum.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class VersionSum:
         Args:
             soups: Soups from the base to the version; the additive ones are last.
             specs: Spec of the base, and of the version after each soup.
-            path_of: Returns the file of a soup by its sha256; used for soups that were not fetched as one object.
+            path_of: Returns the file of a soup by its sha256; used for soups that were not fetched as one sum.
 
         Raises:
             GymError: ``DELTA_INVALID``; ``BASE_MISMATCH`` if the soups do not lead to the version. The sum and the

@@ -22,7 +22,7 @@ class BaseOffer:
     """A hub's offer of its base model. All values are the hub's claims; only the digest is verified.
 
     Attributes:
-        base_model: The hub's plain name for the base.
+        base_model: The hub's name for the base, with unprintable characters escaped.
         base_digest: Digest of the base's tensors.
         size_bytes: Total size of the files that the hub serves; 0 if it serves none.
         num_files: Number of files.

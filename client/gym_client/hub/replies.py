@@ -18,10 +18,10 @@ from gym_fed.trust.ledger.restored import SignedRestored
 NOT_ITS_OWN = "the hub sent data that it did not sign"
 
 MAX_DOCUMENT = 1 << 20
-"""Maximum characters of a document, which is also what a wire message can hold."""
+"""Maximum number of characters in a document, the same as the maximum payload of a wire message in bytes."""
 
 _MAX_VERDICTS, _MAX_ENTRIES = 100, 500
-"""Maximum number of verdicts of one reply, and of their ledger entries, each of which is requested and stored."""
+"""Maximum number of verdicts in one reply, and of their ledger entries, each of which is requested and stored."""
 
 Kind = type | tuple[type, ...]
 _MAX_INT = 2**63
@@ -79,7 +79,7 @@ def parse_object(
         text: Text from the hub.
         what: Noun phrase for error messages, such as "a verdict".
         refusal: Code of the raised error.
-        optional: Types of the other keys to keep; all others are left out. None keeps and checks no others.
+        optional: Types of the other keys to keep; all others are dropped. None keeps all other keys unchecked.
         kinds: Types of the required keys; a bool is not accepted as a number.
 
     Raises:
@@ -132,7 +132,7 @@ def _is(value: object, kind: Kind) -> bool:
 def parse_receipt(text: str) -> dict[str, Any]:
     """Parse the receipt of a submitted reply, without verifying it.
 
-    Only the fields of receipts are kept: a home stores it next to its own fields, such as an accepted restore.
+    Only the fields of a receipt are kept, since it is stored next to local fields, such as an accepted restore.
 
     Raises:
         GymError: ``INTERNAL``; see ``parse_object``.
@@ -210,7 +210,7 @@ def is_statement(line: str) -> bool:
 
 
 def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:
-    """Return the heads that are not superseded by a later statement, by size."""
+    """Return the heads that are not superseded by a later restore statement, by size."""
     known: dict[int, SignedHead] = {}
     for line in lines:
         if is_statement(line):

@@ -31,7 +31,7 @@ def fetch_certificate(address: Address) -> bytes:
     context.check_hostname, context.verify_mode = (
         False,
         ssl.CERT_NONE,
-    )  # the key is compared with the pin instead of an authority
+    )  # the key is compared with the pin; no CA is needed
     try:
         with (
             connect(address, _FETCH_SECONDS) as stream,
@@ -58,7 +58,7 @@ def fetch_certificate(address: Address) -> bytes:
 
 
 def vouching_authority(address: Address, found: str) -> str:
-    """Return the trusted certificate authority that certifies a hub's key for its address; empty if there is none.
+    """Return the name of the trusted CA that certifies a hub's key for its address; empty if there is none.
 
     Args:
         address: Address of the hub.

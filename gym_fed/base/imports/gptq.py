@@ -72,7 +72,7 @@ def _weight(layer: Layer, bits: int, inputs: int, group_size: int, offset: int) 
     require_shape(layer, "qzeros", (groups, outputs * bits // 32), f"for the scales and {bits} bits")
     group = group_of_inputs(layer, inputs, group_size)
     values = unpacked(layer.qweight, bits, 0)
-    # The sum wraps around at the same number of bits: a zero point of 0 is stored as the maximum value.
+    # The sum is taken modulo 2**bits: a zero point of 0 is stored as the maximum value.
     zeros = (unpacked(layer.qzeros, bits, 1) + offset) & (2**bits - 1)
     weight = (values - zeros[group]).float() * layer.scales.float()[group]
     return weight.T.contiguous().to(layer.scales.dtype)

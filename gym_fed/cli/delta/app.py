@@ -183,7 +183,7 @@ def _summary(delta: DeltaFile) -> dict[str, Any]:
 
 
 def _vocabulary(delta: DeltaFile) -> dict[str, Any] | None:
-    """Describe the added tokens and rows; None without any."""
+    """Describe the added tokens and rows; None if there are none."""
     from gym_fed.delta.added_tokens import rows_name, unnamed_rows
 
     tokens, rows = delta.vocabulary, delta.added_rows

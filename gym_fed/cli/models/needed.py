@@ -53,7 +53,7 @@ def require_rows(config: TrainingConfig) -> None:
     """Refuse a run without rows, with missing files, or with an invalid first row, before a model is loaded.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; as in ``source_rows``.
+        GymError: ``CONFIG_INVALID`` for a config without a model or rows; errors of ``source_rows``.
     """
     if config.model is None and config.model_init is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")

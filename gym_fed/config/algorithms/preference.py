@@ -49,9 +49,9 @@ class ReferenceSettings(PreferenceSettings):
 
     precompute_ref_log_probs: bool | None = None
     """Score all rows with the reference before the first step instead of at every step. Default: on if all
-    weights are trained, which would otherwise keep a frozen copy of the model in memory, and for adapters that do not
-    start as the base. Off for other adapters, whose reference is the model with its adapter disabled and costs no
-    memory, and if ``reference_model`` is set."""
+    weights are trained, since a frozen copy of the model would otherwise stay in memory, and for adapters that change
+    the model before the first step. Off for other adapters, whose reference is the model with its adapter disabled and
+    costs no memory, and if ``reference_model`` is set."""
 
 
 class DpoSettings(ReferenceSettings):
@@ -65,7 +65,7 @@ class DpoSettings(ReferenceSettings):
     RPO (Pang et al. 2024)."""
 
     loss_weights: list[float] | None = None
-    """Weight of each loss of ``loss_type``; by default 1."""
+    """Weight of each loss in ``loss_type``; by default 1."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """For ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``: probability that a label is wrong."""
@@ -126,13 +126,13 @@ class KtoSettings(ReferenceSettings):
 
     desirable_weight: float = Field(default=1.0, gt=0)
     """Weight of desirable answers. Equation 8: desirable_weight times their number should be 1 to 4/3 times
-    undesirable_weight times the number of the others."""
+    undesirable_weight times the number of undesirable answers."""
 
     undesirable_weight: float = Field(default=1.0, gt=0)
 
 
 class OrpoSettings(PreferenceSettings):
-    """Odds-ratio preference optimisation, Hong et al. 2024: next-token loss and an odds ratio, no reference."""
+    """Odds-ratio preference optimisation, Hong et al. 2024: next-token loss and an odds ratio, without a reference."""
 
     beta: float = Field(default=0.1, gt=0)
     """Weight of the odds ratio: the paper's lambda."""

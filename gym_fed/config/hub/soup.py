@@ -27,12 +27,12 @@ def _fits_64_bits(value: Any) -> Any:
 
 
 Option = Annotated[bool | int | float | Annotated[str, Field(max_length=256)], BeforeValidator(_fits_64_bits)]
-"""The value of a rule's own setting. Contributors store those that a hub announces, so their size is bounded."""
+"""The value of a rule's own setting. Contributors store the values that a hub announces, so their size is bounded."""
 
 MERGE_VERSION = 2
-"""The current version of how a merge reads updates. Version 1 reads the sign bits of ``bitdelta``, factors, and
-everything else decoded in whole rows. Version 2 reads the sign bits of every codec that stores exactly those, in blocks
-whose size does not depend on the row length, and uses budgets up."""
+"""The current version of the rules by which a merge reads updates. Version 1 reads ``bitdelta`` as sign bits and LoRA
+as factors, and decodes everything else in whole rows. Version 2 reads every codec of signs and scales as sign bits,
+uses blocks whose size does not depend on the row length, and uses size budgets in full."""
 
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ else:
         {name.upper(): name for name in sorted({*AGGREGATORS.names(), *METHODS.names()})},
         module=__name__,
     )
-    AggregationMethod.__doc__ = """Every aggregator and merge method, ours and of installed packages, by name:
+    AggregationMethod.__doc__ = """Every built-in or installed aggregator and merge method, by name:
     ``AggregationMethod.KRUM`` is ``"krum"``."""
 
 
@@ -57,13 +57,13 @@ class SoupRecipe(StrictModel):
     """The rules of a merge. Rules and updates determine the soup's bytes."""
 
     aggregator: Annotated[str, MemberOf(AGGREGATORS)] = "mean"
-    """Aggregator: a file of ``gym_fed/soup/aggregators``, or from an installed package."""
+    """Name of an aggregator from ``gym_fed/soup/aggregators`` or an installed package."""
 
     aggregator_options: dict[str, Option] = Field(default_factory=dict)
     """Further settings of the aggregator (its ``Config``)."""
 
     pre_aggregators: list[Annotated[str, MemberOf(PRE_AGGREGATORS)]] = Field(default_factory=list)
-    """Steps before the aggregator, in order: files of ``gym_fed/soup/pre_aggregators``, or from installed packages."""
+    """Names of steps before the aggregator, in order, from ``gym_fed/soup/pre_aggregators`` or installed packages."""
 
     pre_aggregator_options: dict[str, dict[str, Option]] = Field(default_factory=dict)
     """Further settings of pre-aggregators (their ``Config``), by name."""
@@ -72,7 +72,7 @@ class SoupRecipe(StrictModel):
     """Number of malicious clients that the merge must tolerate, f. A round needs at least 2f + 1 updates."""
 
     server_learning_rate: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the server optimiser's result before it is encoded."""
+    """Factor by which the server optimiser's result is multiplied before it is encoded."""
 
     server_optimizer: Annotated[str, MemberOf(SERVER_OPTIMIZERS, ("none",))] = "none"
     """Server optimiser, a file of ``gym_fed/soup/optimizers``: ``momentum``, ``nesterov``, ``adam`` or ``yogi``;
@@ -94,8 +94,8 @@ class SoupRecipe(StrictModel):
     """Minimum weight, so that newcomers count; required by ``weighting: reputation``."""
 
     merge_version: Annotated[int, Field(ge=1, le=MERGE_VERSION)] = MERGE_VERSION
-    """Version of how updates are read: soups of versions 1 and 2 may differ in the last bits, so a round's recipe
-    records it. Set it only to reproduce a soup of an older release."""
+    """Version of the rules for reading updates: soups of versions 1 and 2 may differ in the last bits, so a round's
+    recipe records it. Set it only to reproduce a soup of an older release."""
 
     codec: CodecPolicy = CodecPolicy()
     """Encoding of the soup; with ``error_feedback`` the server keeps the residual. On a hub the default is
@@ -191,7 +191,7 @@ def _with_seed(options: Mapping[str, Option], server_round: int) -> dict[str, Op
 
 
 class DeltaSoupConfig(AcceptsAliases):
-    """Settings of how contributions are written, screened and merged."""
+    """Settings that control how contributions are written, screened and merged."""
 
     method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (
         AggregationMethod.BYZANTINE_ROBUST
@@ -244,7 +244,7 @@ class DeltaSoupConfig(AcceptsAliases):
             rule = self.differential_privacy.best_rule(has_root=self.root is not None)
             for key, value in (("method", AggregationMethod(rule)), ("norm_ratio", None)):
                 if key not in self.model_fields_set:
-                    object.__setattr__(self, key, value)  # the model is frozen for everyone else
+                    object.__setattr__(self, key, value)  # bypasses the frozen model
         return self
 
     @model_validator(mode="after")
@@ -288,7 +288,7 @@ class DeltaSoupConfig(AcceptsAliases):
         return AGGREGATORS.type_of(self.method.value) if self.method.value in AGGREGATORS else None
 
     def recipe(self, contributors: int) -> SoupRecipe:
-        """Return the same settings as a round's recipe for N contributors, for an aggregator."""
+        """Return these settings as the recipe of a round with N contributors; the method must be an aggregator."""
         return SoupRecipe(
             aggregator=self.method.value,
             aggregator_options=self.method_options,

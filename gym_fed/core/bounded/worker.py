@@ -76,7 +76,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _limit_process() -> None:
-    """Limit the memory, and forbid core dumps and files."""
+    """Limit the memory, and forbid core dumps and writing files."""
     with suppress(ImportError):  # on Windows only the parent's deadline applies
         import resource
 

@@ -14,7 +14,7 @@ _HEAD_BYTES = 4096
 
 
 class Commands(Check):
-    """Check gym-fed's commands, and for a package of the same name."""
+    """Check gym-fed's commands, and look for another package named `gym`."""
 
     def findings(self) -> Iterator[Finding]:
         yield from commands()
@@ -25,7 +25,7 @@ def commands() -> Iterator[Finding]:
     """For each command, compare what the shell runs with this installation's script."""
     ours = installed_distribution()
     if ours is None:
-        return  # the check of versions reports that
+        return  # reported by the version check
     for entry in ours.entry_points.select(group="console_scripts"):
         yield judge_command(
             entry.name, entry.module, shutil.which(entry.name), installed_script(ours, entry.name)
@@ -61,7 +61,7 @@ def judge_command(name: str, module: str, found: str | None, ours: Path | None) 
     Args:
         name: The command.
         module: The module that gym-fed's script imports, such as ``gym_fed.cli.entry``; other versions import a
-            different module of the same folder.
+            different module of the same package.
         found: The result of ``shutil.which``.
         ours: This installation's script; None if the installer's record names none.
     """

@@ -37,7 +37,7 @@ class ValueHeadModel(torch.nn.Module):
 
 
 def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel:
-    """Load the model of ``folder`` with its value head in float32.
+    """Load the model ``name``, with the value head in its ``folder`` in float32.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a head with missing tensors, the wrong width, or values that are not finite.

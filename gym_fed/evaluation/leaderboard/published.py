@@ -43,13 +43,13 @@ class PublishedLeaderboard(Leaderboard):
     """The board of a registry, with a copy in a file.
 
     Args:
-        path: The copy. It is extended with the registry's new lines; a registry that lacks or changed one of its lines
-            is refused.
+        path: The copy. It is extended with the registry's new lines; a registry that lacks one of its lines, or has
+            changed one, is refused.
         registry: The registry's folder or URL.
         head: As for ``Leaderboard``.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming the registry, for lines that do not continue the copy; also as in
+        GymError: ``STATE_CORRUPT`` naming the registry, for lines that do not continue the copy; errors of
             ``Leaderboard``.
     """
 
@@ -81,7 +81,7 @@ class PublishedLeaderboard(Leaderboard):
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``HASH_MISMATCH`` if its samples differ from
-                those that were submitted, and then nothing is written; ``TOO_LARGE``.
+                those that were submitted, in which case nothing is written; ``TOO_LARGE``.
         """
         submission, digest = row.submission, row.line.entry.hash
         if any(

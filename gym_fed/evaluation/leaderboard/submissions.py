@@ -1,7 +1,7 @@
 """Submit results to a leaderboard, and verify submissions by re-running random samples.
 
-The verifier's signature of the line's hash selects the samples. Only this key can make the signature (RFC 8032,
-deterministic), so a submitter cannot predict the samples, and everybody can verify the selection. A fraction f of
+The verifier's signature over the line's hash selects the samples. Only the verifier's key can create it (RFC 8032,
+deterministic), so a submitter cannot predict the samples, and anyone can verify the selection. A fraction f of
 forged samples stays undetected by k draws with probability (1 - f)^k.
 """
 
@@ -89,7 +89,11 @@ def submit(
 
 
 def open_board(path: Path, registry: str | Path | None, head: str | None = None) -> Leaderboard:
-    """Open a board that is a file, or a registry's with the file as its copy; raises the errors of these classes."""
+    """Open a local board, or a registry's board with ``path`` as its local copy.
+
+    Raises:
+        GymError: Errors of ``Leaderboard`` and ``PublishedLeaderboard``.
+    """
     if registry is None:
         return Leaderboard(path, head=head)
     from gym_fed.evaluation.leaderboard.published import PublishedLeaderboard
@@ -106,7 +110,7 @@ def _home_key() -> SigningKey:
 def _require_own_figures(results: EvalResults) -> None:
     """Refuse figures that are not the mean of their samples.
 
-    Metrics of a full set without a value per sample are exempt, such as IFEval's share of all instructions.
+    Metrics of a full set that have no value per sample, such as IFEval's share of all instructions, are exempt.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first such figure.
@@ -168,7 +172,7 @@ class Reproduced:
     Attributes:
         line: The line that was added.
         drawn: Indices of the drawn samples by task.
-        differences: Differences by task and row; empty for a reproduction.
+        differences: Differences by task and row; empty if the submission was reproduced.
         parted: The number of answers that diverged after a tie.
     """
 
@@ -221,7 +225,7 @@ def verify(
 
 
 def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> dict[str, list[int]]:
-    """Draw sample indices of each task without repetition, from a challenge.
+    """Draw sample indices of the tasks from a challenge, without replacement.
 
     The n-th draw is ``sha256(challenge, n)`` modulo the number of samples; repeated ones are skipped.
     """

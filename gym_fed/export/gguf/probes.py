@@ -131,7 +131,7 @@ _CLASSES = (
 
 @cache
 def probes() -> tuple[str, ...]:
-    """Return each part alone, each character class, and then parts joined with and without spaces."""
+    """Return each part alone, white space and character classes in context, and then random sequences of parts."""
     draw = random.Random(_SEED)
     words, contractions, numbers, signs = (text.split() for text in (_WORDS, _CONTRACTIONS, _NUMBERS, _SIGNS))
     kinds = (words, contractions, numbers, _SPACES, signs, _CODE)

@@ -1,7 +1,7 @@
 """Comparison of a GGUF file with its model: every tensor, the settings of the forward pass, and the vocabulary.
 
-Answers alone do not reveal a wrong layer: quantisation loss hides a matrix that is 10% too large. Token ids of
-texts do not reveal every wrong token: no text contains all tokens.
+Comparing answers does not reveal every wrong layer: quantisation loss hides a matrix that is 10% too large. Comparing
+the token ids of texts does not reveal every wrong token: no text contains all tokens.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 1 << 22
-"""Values that are compared together: some tens of MiB."""
+"""Number of values that are compared at once (tens of MiB)."""
 _GEMMA3_BASE = 1e6
-"""The rotation's base if a file of Gemma 3 has none."""
+"""The RoPE base of a Gemma 3 file that does not state one."""
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _ADDED_KINDS = (_CONTROL, _USER_DEFINED)
 _MODELS = ("gpt2", "llama", "gemma4")
-"""llama.cpp's tokenizers whose tokens are those of ``tokenizer.json``: of bytes, and two of pieces."""
+"""llama.cpp's tokenizers with the same tokens as ``tokenizer.json``: one byte-level, and two with pieces."""
 _SPACE = "▁"
-"""SentencePiece's letter for a space."""
+"""The character that SentencePiece writes for a space."""
 
 
 def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
-    """Compare every tensor of a file and the forward's settings with the model.
+    """Compare every tensor of a file, and the settings of its forward pass, with the model.
 
     Args:
         file: The written file.
-        model: A transformers model with everything in its weights.
+        model: A transformers model with any adapter merged into its weights.
         report: Called with the number of compared tensors.
 
     Returns:
@@ -87,7 +87,7 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
 
 
 def largest_error(name: str, kind: str, expected: torch.Tensor, stored: torch.Tensor) -> float:
-    """Return the largest error of a block of one tensor, relative to the block's largest value.
+    """Return the largest error in any block of a tensor, relative to that block's largest value.
 
     Raises:
         GymError: ``EXPORT_DIFFERS``.
@@ -123,7 +123,7 @@ def largest_error(name: str, kind: str, expected: torch.Tensor, stored: torch.Te
 
 
 def _require_settings(header: Header, config: Any) -> None:
-    """Compare the settings that the forward reads from the header.
+    """Compare the settings of the forward pass that a reader takes from the header.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the setting.
@@ -139,17 +139,17 @@ _FORWARD = (
     "layer_types", "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
     "num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob",
 )  # fmt: skip
-"""Config values whose effect may not show in texts of a few hundred tokens; compared if both classes have them."""
+"""Config values whose effect may not show in texts of a few hundred tokens; compared if both configs have them."""
 _WINDOWED = ("gemma2", "gemma3_text")
-"""Model types whose sliding windows llama.cpp computes; ``rope_notes`` says so for the others."""
+"""Model types whose sliding windows llama.cpp supports; ``rope_notes`` reports the others."""
 
 
 def _require_same_forward(read: Any, config: Any) -> None:
-    """Compare the rotations, windows, caps and experts in a file's header with the source's.
+    """Compare the rotary positions, windows, caps and experts in a file's header with the source's.
 
     Args:
-        read: The config that the header gives.
-        config: The source's.
+        read: The config read from the header.
+        config: The source model's config.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the setting.
@@ -164,7 +164,7 @@ def _require_same_forward(read: Any, config: Any) -> None:
 
 
 def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
-    """Return each setting with its default if the file lacks it; None: the file must have it."""
+    """Return each setting's expected value, and its default in files that lack it (None if it is required)."""
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = _rope(config)
@@ -192,7 +192,7 @@ def _rope(config: Any) -> Mapping[str, Any]:
 
 
 def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
-    """Compare tokens, kinds and merges of a file with a tokenizer.
+    """Compare a file's tokens, token types and merges with a tokenizer.
 
     Args:
         file: The written file.
@@ -294,20 +294,20 @@ _SIX_BITS = 0.5 / 63
 class Rounding:
     """The bounds on one type's rounding error.
 
-    A block's error is at most a share of its largest magnitude; blocks of the K types have parts with a scale each, and
-    a second share of the largest magnitude of the part. Each share follows from the layout (``ggml-quants.c``): the
+    A block's error is at most a share of its largest magnitude. Blocks of the K types have parts with their own scales,
+    which add a share of the part's largest magnitude. Each share follows from the layout (``ggml-quants.c``): the
     widest step between two levels, and the rounding of the scales. The scales are float16, whose smallest numbers are
     ``2^-24`` apart: half of that, times the highest multiple of a scale, is allowed in any block.
 
     Attributes:
-        block: The number of values that share a float16.
+        block: The number of values that share a float16 scale.
         share: The largest error, relative to the largest magnitude of the block.
-        least: The error that is allowed in any block.
+        least: The absolute error that is allowed in any block.
         scale: The largest deviation of the whole tensor's scale from the source's, by least squares. Rounding
             to levels leaves it near 1 (Q5_1 of SmolLM2's matrices is 1.9% off); a wrongly scaled tensor would stay
             within ``share`` if there are few levels.
-        part: The number of values with their own scale; 0: the block.
-        share_of_part: A further share of the error, of the largest magnitude of the part.
+        part: The number of values in a part, which has its own scale; 0 if blocks have no parts.
+        share_of_part: A further allowed error, relative to the largest magnitude of the part.
     """
 
     block: int
@@ -319,7 +319,7 @@ class Rounding:
 
     @property
     def most(self) -> float:
-        """The largest error of any value, relative to the largest of its block."""
+        """The largest error of any value, relative to the largest magnitude in its block."""
         return self.share + self.share_of_part
 
 
@@ -331,7 +331,7 @@ def _one_step(block: int, levels: int, scale: float) -> Rounding:
 def _with_minima(top: int, scale: float) -> Rounding:
     """Return the rounding for levels from 0 to ``top`` above a minimum, with scales in 6 bits.
 
-    The search may give up half a step at an end for a smaller loss of the block, so one step is allowed.
+    The search for scales may lose half a step at one end to reduce the block's total error, so one step is allowed.
     """
     return Rounding(256, 3 * (_SIX_BITS + _HALF), 63 * (top + 1) * _SMALLEST, scale, 32, 2 / top)
 
@@ -348,4 +348,4 @@ ROUNDINGS = {
     "Q5_0": _one_step(32, 16, 1e-2),
     "Q4_0": _one_step(32, 8, 3e-2),
 }
-"""Rounding errors by the name of each type that is written."""
+"""The rounding bounds of each type that gym-fed writes, by name."""

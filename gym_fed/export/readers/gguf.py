@@ -1,9 +1,9 @@
 """Read GGUF models and adapters with llama.cpp or with Python libraries.
 
-llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward pass and the template in the file, and
-an adapter on the base's own GGUF. Without it, gym-fed's importer reads models of the architectures it knows, with
-every kind of RoPE scaling, and transformers reads the others. Adapters are then applied to the base's folder with
-``gguf`` and PEFT.
+llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward pass and the template in the file. It
+applies an adapter to a GGUF file of the base. Without it, gym-fed's importer reads models of the architectures it
+knows, with every kind of RoPE scaling, and transformers reads the others. Adapters are then applied to the base's
+folder with ``gguf`` and PEFT.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _GgufExport(TransformersExport):
 def _add_special_tokens(tokenizer: Any, file: Path) -> None:
     """Match the file's control and user-defined tokens as a whole, which transformers does only for those it knows.
 
-    It also stores them in the byte alphabet of ordinary tokens, in which a newline is a different character.
+    transformers also stores them in the byte alphabet of ordinary tokens, in which a newline is a different character.
     """
     from gguf import GGUFReader, TokenType
     from tokenizers import AddedToken, Tokenizer

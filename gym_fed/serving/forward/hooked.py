@@ -7,7 +7,7 @@ for guided decoding, a seed per request, and rows with different variants.
 On CUDA, sign terms use a Triton kernel, which is tested in Triton's interpreter, but not on a GPU yet.
 
 When a model is opened, its decoder is checked against this forward pass. If ``decoder`` computes the serving steps,
-this forward pass computes the evaluation steps that multiply the sum of the base and the delta (``MergedWeights``).
+this forward pass computes the evaluation steps that use the sum of base and delta as weights (``MergedWeights``).
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class HookedForward:
 
         Args:
             token_ids: The token ids of all requests, concatenated.
-            positions: The position of each token in its text: a number, or three.
-            step: The variants of the rows; None: all belong to the base.
+            positions: The position of each token: its index in the text, or three numbers for M-RoPE (``Position``).
+            step: The variants of the rows; None if all rows use the base.
             wanted: The tokens after which logits are computed.
             with_states: Whether to return the last hidden states.
-            pictures: Features that replace embeddings, after the variants' terms.
+            pictures: Features that replace embeddings after the variants' terms are added.
 
         Returns:
             Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``.
@@ -118,7 +118,7 @@ class HookedForward:
         return self._model(**inputs).logits[0][keep].to(torch.float32)  # type: ignore[no-any-return]
 
     def _layer_hooks(self, pictures: EmbeddedRows) -> list[Any]:
-        """Return hooks that add the features of layers to their outputs."""
+        """Return hooks that add the pictures' per-layer features to the outputs of the first layers."""
 
         def hook(layer: int) -> Callable[..., None]:
             return lambda _module, _args, output: pictures.add(output[0], layer)
@@ -135,7 +135,7 @@ class VariantLayers:
         self.rows: StepRows | None = None
         names = {id(parameter): name for name, parameter in layout.replaceable.items()}
         self._locations: dict[str, list[tuple[nn.Module, str]]] = {}
-        """The modules that have each replaceable parameter, and its name in them."""
+        """For each replaceable parameter, the modules that have it and its name in them."""
         for module in model.modules():
             for own, parameter in module._parameters.items():
                 if (name := names.get(id(parameter))) is not None:
@@ -182,7 +182,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Return a hook that skips the module if the sum of the base and the delta has been multiplied."""
+        """Return a hook that multiplies by the merged weights if it can; the module itself then gets no rows."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

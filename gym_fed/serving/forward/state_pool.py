@@ -1,4 +1,4 @@
-"""Count the memory of requests on the general path in blocks, like the paged KV cache.
+"""Account for the memory of requests on the general path in blocks, as the paged KV cache does.
 
 The tensors are transformers' own and are not stored in the blocks. The pool only limits how many requests run, with the
 same interface as ``KVPool``: a request takes blocks for its fixed state, and one for every 16 tokens. Padding of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StatePool(KVPool):
-    """The blocks of one model's requests.
+    """Block accounting for the requests of one model.
 
     Args:
         bytes_limit: See ``KVPool``.
@@ -93,7 +93,7 @@ class StateCache(KVCache):
     Attributes:
         row: The state; None if it must be recomputed from the tokens.
         ids: The tokens so far.
-        pictures: The picture features of these tokens, each with the token from which its rows count.
+        pictures: The picture features of these tokens, as ``(start, rows)``; row 0 is token ``start``.
     """
 
     pool: StatePool

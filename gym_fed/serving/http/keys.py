@@ -246,7 +246,7 @@ class KeyFile(KeyRing[ApiKey]):
             The key, which is not stored anywhere.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for invalid values or no permissions.
+            GymError: ``FILE_EXISTS`` for a name that already has a key; ``USAGE`` for invalid values or no permissions.
         """
         if not (base or everything or variants or owners or metrics or manage_variants):
             raise GymError(
@@ -279,7 +279,7 @@ class KeyFile(KeyRing[ApiKey]):
         """Remove a variant from all keys, and remove the keys that allow nothing else.
 
         Returns:
-            Names of the removed keys, and of the keys that still allow something.
+            Names of the removed keys, and of the changed keys, which have other permissions.
 
         Raises:
             GymError: See ``all``.

@@ -105,7 +105,7 @@ class Use:
     """The usage of one request.
 
     Attributes:
-        url: The kind of request.
+        url: The path of the endpoint, such as ``/v1/embeddings``.
         model: The requested name.
         caller: The name of the caller.
         end_user: The request's ``user``, if any.
@@ -208,7 +208,7 @@ def forget_variant(path: Path, variant: str) -> int:
     """Remove a variant's name, its callers and their users from a usage log; return the number of changed lines.
 
     Time, version and tokens stay, since they determine the royalties of the base's contributors. Lines are padded with
-    spaces to their previous length, so that a server may append to the file meanwhile, and a crash loses no line.
+    spaces to their previous length, so that a server may append to the file concurrently, and a crash loses no line.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``.
@@ -251,7 +251,7 @@ def _forgotten(data: bytes, variant: str) -> bytes | None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and bytes of each line that is not empty; one over ``MAX_LINE_BYTES`` is split into several."""
+    """Yield the offset and bytes of each nonempty line; a line over ``MAX_LINE_BYTES`` is split into several."""
     while True:
         offset = file.tell()
         data = file.readline(MAX_LINE_BYTES)

@@ -1,6 +1,6 @@
 """The answers of ``/v1/responses``: output items, and the stream of events that builds them.
 
-The thought, if the model has one, is the first item. Text and calls become items in the order in which the model wrote
+The reasoning, if there is any, is the first item. Text and calls become items in the order in which the model wrote
 them. White space next to a call is dropped.
 """
 
@@ -34,9 +34,9 @@ class ResponsesAnswer(Answer):
     """A response with one choice.
 
     Args:
-        model: See ``Answer``, also for arguments that are not listed here.
+        model: See ``Answer``, which documents the arguments that are not listed here.
         request: The request, whose settings are returned with the response.
-        keep_response: Function that stores the complete answer; None: do not store.
+        keep_response: Function that stores the complete answer; None to store nothing.
     """
 
     _prefix = "resp"
@@ -106,7 +106,7 @@ class ResponsesAnswer(Answer):
         self._end_thought("incomplete")
         self._end_message("incomplete")
         self._end_call("incomplete")
-        self._number = number  # the events for these ends are not sent
+        self._number = number  # the events that end these items are not sent
         code = "rate_limit_exceeded" if fields["type"] == "rate_limit_error" else "server_error"
         response = {
             **self._response("failed"),
@@ -161,7 +161,7 @@ class ResponsesAnswer(Answer):
         return self._end_call("completed") if isinstance(part, CallEnd) else [self._arguments(part.text)]
 
     def _reasoning(self, text: str) -> list[StreamChunk]:
-        """Add text of the thought."""
+        """Add reasoning text."""
         before: list[StreamChunk] = []
         if self._thought is None:
             ended = [*self._end_message("completed"), *self._end_call("completed")]
@@ -247,7 +247,7 @@ class ResponsesAnswer(Answer):
     def _end_message(self, status: str) -> list[StreamChunk]:
         if self._message is None:
             if self._blank:
-                self._take_logprobs()  # drop those of the white space
+                self._take_logprobs()  # drop the log-probabilities of the white space
             self._blank = ""
             return []
         place = self._place_of(self._message)

@@ -63,18 +63,18 @@ class OpenAIService:
 
     Args:
         engine: The engine that generates the answers.
-        catalogue: The names that can be requested.
+        catalogue: The model names that can be requested.
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
         fingerprint: The identifier of the base's weights (``system_fingerprint``).
-        max_at_once: Maximum number of answers of one request, bounded by the size of the queue.
+        max_at_once: Maximum number of answers per request, bounded by the size of the queue.
         context: Maximum number of tokens of the prompt and the answer together; far longer prompts are refused early.
         on_use: Called with the usage of each request after it ends.
         content_filter: The filter of requests and answers by their text; None: no filter.
         stored: The store of answers for later requests; None: answers are not stored.
         embedding_size: The size of an embedding; None: unknown.
         tool_format: The format of the model's tool calls; ``auto`` detects it from the chat template.
-        reasoning_parser: The parser of the model's thoughts; ``auto`` detects it from the chat template.
+        reasoning_parser: The parser of the model's reasoning; ``auto`` detects it from the chat template.
         pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
         sampling_defaults: Defaults of sampling fields; missing ones have OpenAI's defaults.
         vocabularies: The tokenizers of variants with added tokens; None: all use the base's.
@@ -122,11 +122,11 @@ class OpenAIService:
 
     @property
     def reasoning_parser(self) -> str:
-        """The name of the parser of the model's thoughts; ``none`` without one."""
+        """The name of the reasoning parser; ``none`` without one."""
         return name_of(self._prompts.reasoning)
 
     def pictures_to_read(self, body: Any) -> int:
-        """Count the pictures that the model may have to read for a body, which is slow."""
+        """Count the pictures in a request body that the model may have to encode, which is slow."""
         return count_pictures(body) if isinstance(self._prompts.pictures, PictureReader) else 0
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class OpenAIService:
             caller: The authenticated user.
 
         Raises:
-            GymError: If it is refused; a ``RequestError`` names the field. ``BUSY`` if too many are waiting.
+            GymError: If the request is refused; a ``RequestError`` names the field. ``BUSY`` if too many are waiting.
         """
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
@@ -172,7 +172,7 @@ class OpenAIService:
             caller: The authenticated user.
 
         Raises:
-            GymError: ``NOT_FOUND``, also for another caller's answer.
+            GymError: ``NOT_FOUND`` if it does not exist or is another caller's.
         """
         return self._storage().get(caller, answer_id, STORED[url])
 
@@ -270,7 +270,7 @@ class OpenAIService:
         if screening is not None and screening.refuses(texts, caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
         refusals = EngineErrors(model, "messages", held_field)
-        if prompt.runs:  # compute no picture for a request that the engine would refuse
+        if prompt.runs:  # do not encode pictures for a request that the engine would refuse
             with refusals:
                 self._engine.require_room(prompt.ids, caller.name, model.variant)
         placed = prompts.placed(prompt, f"{caller.key_sha256}:{caller.name}")

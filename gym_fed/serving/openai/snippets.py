@@ -1,4 +1,4 @@
-"""Code snippets that call a server with openai's client, LangChain or Open WebUI."""
+"""Code snippets that call a server with the openai client, LangChain or Open WebUI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServedModel:
         url: The address of the API, with ``/v1``.
         model: The name of the model in requests.
         key: The API key.
-        is_chat: True if the model takes messages, False if it continues texts.
+        is_chat: True if the model takes messages, False if it completes text.
     """
 
     url: str
@@ -34,7 +34,7 @@ class ServedModel:
 
 
 def openai_snippet(served: ServedModel) -> str:
-    """Return Python code with openai's client."""
+    """Return Python code that uses the openai client."""
     head = f"""\
 from openai import OpenAI
 

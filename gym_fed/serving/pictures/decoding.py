@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 MAX_PICTURES = 16
-"""Maximum number of pictures of a request."""
+"""Maximum number of pictures in a request."""
 MAX_PICTURE_BYTES = 6 * 2**20
 MAX_PIXELS = 2**24
 MAX_REQUEST_PIXELS = 2**26
-"""Maximum number of pixels of all pictures of a request."""
+"""Maximum number of pixels in all pictures of a request together."""
 MAX_RATIO = 50
 """Maximum ratio of the longer side to the shorter one."""
 
@@ -214,11 +214,11 @@ def _too_large(why: str) -> GymError:
 
 
 MAX_PARTS = 16_384
-"""Maximum number of segments or chunks of a file."""
+"""Maximum number of segments or chunks in a file."""
 MAX_BLOCKS = 65_536
-"""Maximum number of blocks of a GIF, of at most 255 bytes each."""
+"""Maximum number of blocks in a GIF; a block has at most 255 bytes."""
 MAX_SCANS = 100
-"""Maximum number of scans of a JPEG, since a scan of a few bytes may take as long as all pixels."""
+"""Maximum number of scans of a JPEG, since a scan of a few bytes may take as long to decode as the whole image."""
 
 _ORIENTATION, _SHORT = 0x0112, 3
 _MAX_ENTRIES = 512
@@ -240,7 +240,7 @@ def pixels_alone(data: bytes) -> tuple[bytes, int]:
     A broken file is returned unchanged, for the decoder to refuse.
 
     Raises:
-        TooManyParts: With the kind of parts.
+        TooManyParts: For too many scans, segments, chunks or blocks; the message says which.
     """
     for start, strip in _STRIPPERS.items():
         if data.startswith(start):
@@ -312,12 +312,12 @@ def _gif(data: bytes) -> tuple[bytes, int]:
 
 
 def _table(flags: int) -> int:
-    """Return the size of the following colour table in bytes."""
+    """Return the size in bytes of the colour table that follows."""
     return 3 << (flags % 8 + 1) if flags & 0x80 else 0
 
 
 def _end_of_blocks(data: bytes, at: int, left: Iterator[int]) -> int:
-    """Return the end of a list of blocks, which begin with their lengths, the last of which is 0."""
+    """Return the offset after a list of length-prefixed blocks, which ends with an empty block."""
     for _ in left:
         length = data[at] if at < len(data) else 0
         at += 1 + length
@@ -343,7 +343,7 @@ def _orientation(exif: bytes) -> int:
 
 
 def _number(data: bytes, at: int, form: str) -> int:
-    """Unpack a number; 0 beyond the end."""
+    """Unpack a number; bytes beyond the end of the data count as 0."""
     size = struct.calcsize(form)
     number: int = struct.unpack(form, data[at : at + size].ljust(size, b"\0"))[0]
     return number
@@ -355,4 +355,4 @@ _STRIPPERS: dict[bytes, Callable[[bytes], tuple[bytes, int]]] = {
     b"RIFF": _webp,
     b"GIF8": _gif,
 }
-"""Functions that remove such parts, by the first bytes of a file."""
+"""Functions that remove the parts not needed for the pixels, by the first bytes of a file."""

@@ -30,7 +30,7 @@ _KNOWN = frozenset(
         *("visual_pos_masks", "deepstack_visual_embeds"),
     )
 )
-"""The tensor arguments of a language model that steps support."""
+"""The tensor arguments of a language model that the engine's steps support."""
 
 
 class _Reached(Exception):
@@ -69,7 +69,7 @@ class MediumEmbedder:
 
         Raises:
             GymError: ``USAGE`` if the model rejects this medium; ``INTERNAL`` if its files do not match each other;
-                ``MODEL_INVALID`` if the model passes media to its language model in a way that steps do not support.
+                ``MODEL_INVALID`` if the model passes media to its language model in an unsupported way.
         """
         import torch
 
@@ -157,7 +157,7 @@ def _require_known(given: dict[str, Any], start: int, length: int) -> None:
 
 
 def _looks_ahead(mask: Any, start: int, length: int) -> bool:
-    """Return True if any of ``length`` tokens from ``start`` attends to a later one of these."""
+    """Return True if any of the ``length`` tokens starting at ``start`` attends to a later one of them."""
     import torch
 
     allowed = mask if mask.dtype == torch.bool else mask == 0
@@ -166,7 +166,7 @@ def _looks_ahead(mask: Any, start: int, length: int) -> bool:
 
 
 def _positions(ids: Any, start: int, stop: int) -> list[Position] | None:
-    """Return the three-dimensional positions of tokens, relative to the first; None for other positions."""
+    """Return the three-dimensional positions of tokens, relative to the first; None if the model has none."""
     if ids is None or ids.ndim != 3:
         return None
     triples = ids[-3:, 0, start:stop].T
@@ -201,12 +201,12 @@ class PictureEncoder:
         self.computed = 0
 
     def features(self, picture: Medium, processed: ProcessedPicture, owner: str) -> Embedded:
-        """Return the features that replace the embeddings of its tokens, on the model's device.
+        """Return the features that replace the embeddings of a picture's tokens, on the model's device.
 
         Args:
             picture: The picture.
-            processed: Its tokens and input.
-            owner: The owner of cached features; others could see from the timing that a picture was sent before.
+            processed: The picture's tokens and model inputs.
+            owner: The owner of the cached features, which are not shared: the timing would tell others what was sent.
 
         Raises:
             GymError: ``BUSY`` if the owner's requests have too many features; errors from ``MediumEmbedder.embed``.

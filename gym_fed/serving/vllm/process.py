@@ -38,8 +38,8 @@ class VllmProcess:
         environment: The environment.
         folder: A private folder for the socket, with a short path, since the length of socket paths is limited.
         base: The base's name in vLLM.
-        key: The API key that the environment gives vLLM.
-        start_seconds: Seconds after which a start has failed.
+        key: The API key, which ``environment`` also passes to vLLM.
+        start_seconds: Maximum number of seconds for vLLM to answer after it is started.
 
     Raises:
         GymError: ``UNAVAILABLE`` if the first start fails, with the last lines of vLLM's log.
@@ -107,7 +107,7 @@ class VllmProcess:
         process = start_process(
             self._command(socket),
             env=self._environment,
-            stdin=subprocess.PIPE,  # the launcher exits when this pipe is closed, so when the gateway is gone
+            stdin=subprocess.PIPE,  # the launcher exits when this pipe closes, that is, when the gateway exits
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

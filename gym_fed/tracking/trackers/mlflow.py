@@ -86,5 +86,5 @@ class MLflow(Tracker):
 
 
 def _allowed(key: str) -> str:
-    """Replace characters that MLflow's names do not allow; allowed are letters, digits and ``_-. :/``."""
+    """Replace characters that MLflow does not allow in names: all but letters, digits and ``_-. :/``."""
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in key)

@@ -1,7 +1,7 @@
 """Train on quantised bases: quantised for the run (QLoRA), or stored quantised by other tools.
 
 bitsandbytes quantises while the weights are loaded. The other methods (``packed_layers``) quantise layer by layer
-afterwards, since transformers 5.23 cannot load for HQQ, and its trainer refuses torchao below 8 bits.
+afterwards, since transformers 5.23 cannot load models with HQQ, and its trainer refuses torchao below 8 bits.
 
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs". bitsandbytes also runs on a CPU.
 """

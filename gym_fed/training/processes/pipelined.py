@@ -73,7 +73,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
     ) -> Any:
         if not self._collects:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        assert self._pipeline is not None  # only its steps collect
+        assert self._pipeline is not None  # only steps of a pipeline collect micro-batches
         self._weight = torch.ones((), device=self._pipeline.device, requires_grad=True)
         self._collected.append((dict(inputs), num_items_in_batch, None))
         return self._weight

@@ -10,7 +10,7 @@ from gym_fed.config.train.training import TrainingConfig
 _MANY_TRUNCATED = 0.5
 _MANY_FLAT = 0.5
 _LEARNED = 0.1
-"""Minimum rise of the mean reward between the halves of a run that learns until all answers are equally good."""
+"""Rise of the mean reward from a run's first half to its second above which equal rewards cause no warning."""
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:

@@ -103,7 +103,7 @@ class LedgerCheck:
             )
 
     def head(self, signed: SignedHead) -> None:
-        """Check a head; it must follow the entry of its size."""
+        """Check a head; its size must equal the number of entries before it."""
         signed.verify(self._key)
         head, before = signed.head, self._last.head if self._last else None
         if head.size != self._chain.size:
@@ -128,7 +128,7 @@ def first_line(public_key: bytes) -> str:
 
 
 def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str]:
-    """Yield the lines of a file: entries with heads between them; both must be sorted by size."""
+    """Yield the lines of a file: entries, sorted by sequence number, with heads between them, sorted by size."""
     waiting = iter(heads)
     head = next(waiting, None)
     for entry in entries:
@@ -168,7 +168,7 @@ def verify_file(
 def verify_lines(
     rows: Iterable[bytes], name: str, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
 ) -> tuple[bytes, Checked]:
-    """Verify lines in memory, each with its line feed; errors call them ``name``."""
+    """Verify the lines of an exported ledger, each with its line feed; ``name`` stands for the file in errors."""
     check: LedgerCheck | None = None
     last_is_head, key = False, b""
     for number, raw in enumerate(rows, 1):

@@ -2,7 +2,7 @@
 
 Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 1-3: the delta is approximated by
 ``scale * sign(delta)`` with ``scale = mean |delta|``, which minimises the L2 error for given signs. As in the
-authors' code the bit is 1 where delta >= 0. For the layout of the bits see ``gym_quant.packing``; the work is done in
+authors' code, the bit is 1 where delta >= 0. For the layout of the bits see ``gym_quant.packing``; the work is done in
 ``gym_quant.kernels``.
 """
 
@@ -71,7 +71,7 @@ class BitDelta(Codec):
         return self.normalise(chosen, shape), why
 
     def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:
-        """Return True if row scales keep more energy per extra byte than the bits with one scale do.
+        """Return True if row scales keep more energy per extra byte than one scale per tensor keeps per byte.
 
         Signs and the mean magnitude of n weights keep ``(sum |d|)^2 / n`` of their energy (Liu et al. 2024, eq. 3).
         """

@@ -1,4 +1,4 @@
-"""KV cache blocks as tensors, and attention over them in torch: the reference, and the path for other devices."""
+"""KV cache blocks as tensors, and attention over them in torch: the reference for the native code, and its fallback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Back up a running or stopped hub (`gym-server backup`), and verify a hub or a backup (`gym-server check`).
 
 The database is copied first, as one consistent state, and the ledger of the copy is verified. The files that it names
-are immutable and copied afterwards. The manifest is written last, so that a killed backup does not count as one.
+are immutable and copied afterwards. The manifest is written last, so that an interrupted backup does not count.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check chain, heads and signatures, and that every table of the hub agrees with the ledger."""
+    """Check the chain, heads and signatures, and that every table of the hub agrees with the ledger."""
     from gym_fed.trust.regions.links import RegionLinks
 
     links = RegionLinks()
@@ -160,7 +160,7 @@ def export(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Write entries, heads and public key into a file that anyone can verify without the hub."""
+    """Write the entries, heads and public key to a file that anyone can verify without the hub."""
     from gym_fed.core.files import atomic_file
     from gym_fed.trust.ledger.export import first_line, lines
 

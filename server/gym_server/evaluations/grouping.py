@@ -65,9 +65,9 @@ def find_groups(
         on_step: Called with a description of each step before it begins.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with privacy, with secure aggregation, or if there are no held-out rows;
-            ``NOT_FOUND`` if there are fewer than two committed rounds, ``FILE_EXISTS`` for an output folder that is not
-            empty, and errors from ``ingredients_of``.
+        GymError: ``CONFIG_INVALID`` in continuous mode, with privacy or secure aggregation, or if there are no held-out
+            rows; ``NOT_FOUND`` if there are fewer than two committed rounds; ``FILE_EXISTS`` for an output folder that
+            is not empty; errors from ``ingredients_of``.
     """
     _require_open(config)
     if output is not None and output.exists() and any(output.iterdir()):

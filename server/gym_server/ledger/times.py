@@ -3,8 +3,8 @@
 An entry has a time in whole seconds. In private rounds it has a span that reveals little about the time of each
 contributor's update: a verdict at admission has the hours from the round's opening to its deadline, and later entries
 of the round, including its end, have the hour in which they were written. Keys and transfers always have times in
-seconds, since hold periods depend on them. A row's time is taken from the clock in the same transaction, so the two
-differ by little.
+seconds, since hold periods depend on them. The time of a database row is taken in the same transaction as that of its
+entry, so the two differ only slightly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_server.store.tables import account_keys, accounts, rounds, royalties, t
 SLACK_SECONDS = 60.0
 BUCKET_SECONDS = 3600
 BUCKET = "at_bucket_seconds"
-"""Key of an entry whose time is the beginning of a span; its value is the length in seconds."""
+"""Key in the body of an entry whose time is the beginning of a span; its value is the length of the span in seconds."""
 
 AT_ADMISSION = ("admitted", "refused")
 """Verdicts that an update gets at admission, before its round is merged."""

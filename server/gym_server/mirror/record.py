@@ -37,7 +37,7 @@ class MirrorRecord:
         return self.heads[-1].size if self.heads else 0
 
     def read(self, entries: int) -> None:
-        """Read further lines, until the head that covers a number of entries.
+        """Read further lines, up to a head that covers ``entries`` entries.
 
         Raises:
             GymError: ``STATE_CORRUPT`` if a line does not continue the chain, or the file ends before that head.
@@ -66,7 +66,7 @@ class MirrorRecord:
                 self._offset += len(line)
 
     def entries(self, first: int) -> Iterator[Entry]:
-        """Yield the entries under the newest head, from a sequence number on."""
+        """Yield the entries under the newest head, starting with sequence number ``first``."""
         last = self.size
         if first > last:
             return

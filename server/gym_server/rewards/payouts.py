@@ -37,7 +37,7 @@ class Payouts:
         tls: Fingerprint of the hub's TLS key, which statements name; ``PLAIN_TEXT`` if it has none.
         hold_seconds: Hold period of new transfers, in seconds.
         per_hour: Maximum number of transfers per account and hour.
-        clock: Clock, Unix seconds; tests pass their own.
+        clock: Function that returns the Unix time in seconds; tests pass their own.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class _TakenOver:
 
 
 class Region:
-    """The region's side of the exchange.
+    """The region's side of the exchange with its root.
 
     Args:
         state: The hub's state.

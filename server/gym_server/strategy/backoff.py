@@ -1,8 +1,8 @@
-"""Backoff after failed rounds: the hub waits, longer each time, and keeps serving.
+"""Backoff after failed rounds: the hub waits longer after each failure, and keeps serving.
 
-Aborted rounds do not stop a hub, for example during a night below quorum, or if one contributor answers every task with
-an error. A newly connected contributor ends the wait. A contributor that took part in the failed round does not, so
-that nobody can keep the hub busy by reconnecting.
+A hub survives aborted rounds, for example when it stays below quorum overnight, or when one contributor answers every
+task with an error. A newly connected contributor ends the wait. A contributor that took part in the failed round does
+not, so that nobody can keep the hub busy by reconnecting.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RoundBackoff:
         self._state.database.set(_SETTING, "")
 
     def hold(self, reason: str) -> None:
-        """Wait after a failure of this machine, such as an unreachable database; newcomers do not end the wait."""
+        """Wait after a local failure, such as an unreachable database; new contributors do not end the wait."""
         self._failures += 1
         seconds = self._seconds()
         log.error("the next attempt is in %.0f s: %s", seconds, reason[:_MAX_REASON])
@@ -122,7 +122,7 @@ class RoundBackoff:
 
 
 def end_wait(database: Database) -> bool:
-    """End the wait of a hub, in this process or another one; return False if it is not waiting."""
+    """End a hub's wait, in this process or another; return False if it is not waiting."""
     if paused(database) is None:
         return False
     database.set(_SETTING, "")

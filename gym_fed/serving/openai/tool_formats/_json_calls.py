@@ -62,8 +62,8 @@ class JsonCallReader(CallReader):
     Args:
         mark: The text that announced the call; returned as text if no call follows.
         tools: The tools that may be called.
-        fragments: True if name and arguments are passed on while they are generated. This requires calls that a grammar
-            constrains, since fragments cannot be taken back.
+        fragments: True to stream the name and arguments as they are generated. This requires grammar-constrained calls,
+            since fragments that were sent cannot be taken back.
         lead: Pattern of the text before the object; its group ``name``, if any, is the call's name.
         tail: Text after the object that is part of the call, if present.
     """
@@ -131,7 +131,7 @@ class JsonCallReader(CallReader):
         return ReadParts([] if self._started else self._call(text[:end]), text[end:])
 
     def _passed_on(self, text: str) -> list[Part]:
-        """Return the beginning of a call, with its arguments so far."""
+        """Return the parts of the call that can be streamed after ``text``: its name, once known, and new arguments."""
         if self._arguments is None:
             if self._started:
                 return []
@@ -168,13 +168,13 @@ class JsonCallReader(CallReader):
         return [call] if call is not None else self._no_call(tail)
 
     def _no_call(self, tail: str = "") -> list[Part]:
-        """Return the text unchanged; after a mark, it is a malformed call."""
+        """Return the text unchanged, as a malformed call if a mark or its first key suggests a call."""
         malformed = bool(self._mark.strip()) or not self._is_other()
         return [PlainText(self._mark + "".join(self._pieces) + tail, malformed)]
 
 
 def call_of(text: str, tools: Tools, name: str | None = None) -> NewCall | None:
-    """Parse a JSON object with a name and arguments, or (with a name) of arguments alone; None if it is not a call."""
+    """Parse a JSON object with a name and arguments, or only arguments if ``name`` is set; None if it is not a call."""
     try:
         value: Any = json.loads(text)
         if name is None:

@@ -1,4 +1,4 @@
-"""The Pythonic format: ``[name(key=value), ...]`` as an answer, or in ``<|tool_call_start|>...<|tool_call_end|>``."""
+"""Pythonic tool calls: ``[name(key=value), ...]`` alone, or in ``<|tool_call_start|>...<|tool_call_end|>``."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class PythonicReader(CallReader):
 
 
 def calls_of(text: str, tools: Tools) -> list[NewCall]:
-    """Parse a list of calls in Python's notation; empty if a tool is unknown or an argument is not a literal."""
+    """Parse a list of calls in Python syntax; empty if a tool is unknown or an argument is not a literal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hide warnings about invalid escapes that the model wrote

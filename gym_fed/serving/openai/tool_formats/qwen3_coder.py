@@ -1,4 +1,4 @@
-"""Qwen3-Coder's format: ``<function=name>`` in ``<tool_call>``, and in it a ``<parameter=key>`` for each argument."""
+"""Qwen3-Coder's tool calls: ``<tool_call>`` with a ``<function=name>`` that has a ``<parameter=key>`` per argument."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Qwen3Coder(ToolFormat):
 
 
 def _value_rule(value: Any, name: str, schemas: dict[str, Any]) -> str:
-    """Return the rule of a value and its end; a JSON value is added to ``schemas``."""
+    """Return the grammar rule of a value and its end tag; the schema of a JSON value is added to ``schemas``."""
     if value is None:
         return "any_text"
     if isinstance(value, str):
@@ -83,7 +83,7 @@ def _value_rule(value: Any, name: str, schemas: dict[str, Any]) -> str:
 
 
 class XmlReader(CallReader):
-    """Reads one call.
+    """Reads one call in Qwen3-Coder's format.
 
     Args:
         mark: The text that announced the call.

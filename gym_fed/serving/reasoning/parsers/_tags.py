@@ -10,7 +10,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class TagParser(ReasoningParser):
-    """Parses ``<think>THOUGHT</think>ANSWER``; the prompt may have written the first tag."""
+    """Parses ``<think>THOUGHT</think>ANSWER``; the prompt may already contain the first tag."""
 
     marks = (OPEN, CLOSE)
     assumes_open: ClassVar[bool] = False
