@@ -12,6 +12,7 @@ from typing import Any
 
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import GymError
+from gym_fed.core.files import lies_in
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.folder import is_held
 from gym_fed.training.run.result import listed, read_json
@@ -44,7 +45,7 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
     begun = _read(folder / "run.json") or {}
     result = _read(folder / "result.json") or {}
     try:
-        config = read_run_config(folder)
+        config = read_run_config(folder) if lies_in(folder / "config.yaml", folder) else {}
     except GymError:
         config = {}
     return {
@@ -118,7 +119,7 @@ def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
         file = workbench.folder / name
         if file.parent == workbench.runs / CONFIGS_NAME or file.parent == folder:
             with suppress(OSError):
-                if file.is_file() and file.stat().st_size <= MAX_CHARACTERS:
+                if file.is_file() and lies_in(file, file.parent) and file.stat().st_size <= MAX_CHARACTERS:
                     return file.read_text("utf-8", "replace")
     return ""
 
@@ -138,9 +139,9 @@ def phase_of(job: WebJob | None, jobs: Jobs) -> str:
 
 
 def _read(file: Path) -> Any:
-    """Read a file of a run; None if that fails, which the summary reports."""
+    """Read a file of a run; None if that fails, which the summary reports, or for a link to another folder."""
     try:
-        return read_json(file)
+        return read_json(file) if lies_in(file, file.parent) else None
     except (GymError, OSError):
         return None
 

@@ -330,6 +330,20 @@ def test_a_run_of_somebody_else_fails_no_page(tmp_path: Path, name: str, text: s
     assert [client.get(f"/api/v1/{path}").status_code for path in ("runs/a", "runs")] == [200, 200]
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "run.json"])
+def test_a_link_in_a_run_shows_nothing_of_another_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "config.yaml").write_text("algorithm: sft\nmodel: gym-nano\noutput_dir: runs/a\n")
+    (tmp_path / "private").write_text('{"rows": "token-of-the-operator", "seed": "token-of-the-operator"}')
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "private")
+    shown = webui_client(tmp_path).get("/api/v1/runs/a")
+    assert shown.status_code == 200
+    assert "token-of-the-operator" not in shown.text
+
+
 def test_runs_of_saves_and_recorded_ones_are_listed_and_others_are_added_by_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
