@@ -19,6 +19,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.training import SearchSettings
 from gym_fed.config.yaml.strict import parse_config
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
 from gym_fed.training.run.folder import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.run_detail import is_at_work, job_of
@@ -208,7 +209,7 @@ def _given(yaml_text: str) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    if not file.is_file():  # opening a named pipe would block
+    if not lies_in(file, file.parent):  # also a named pipe, which would block
         return ""
     try:
         with file.open("rb") as stream:

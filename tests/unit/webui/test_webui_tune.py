@@ -80,6 +80,14 @@ def test_a_search_with_pipes_and_other_types_in_its_files_holds_up_no_page(
     assert get(client, "tune/search", path="tried")["unfinished"] == ["trial-0003"]
 
 
+def test_a_link_in_a_search_shows_nothing_of_another_folder(client: TestClient, folder: Path) -> None:
+    (folder / "private").write_text("token-of-the-operator")
+    best = folder / "runs" / "tried" / "best.yaml"
+    best.unlink()
+    best.symlink_to(folder / "private")
+    assert get(client, "tune/search", path="tried")["best_text"] == ""
+
+
 def test_searches_are_listed_with_their_best_trial(client: TestClient) -> None:
     [found] = get(client, "tune")["searches"]
     assert (found["path"], found["ended"], found["complete"], found["wanted"]) == ("tried", 3, 2, 3)
