@@ -83,7 +83,8 @@ NASTY = (
 )
 TEXTS = st.one_of(st.sampled_from(NASTY), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=True))
-SETTINGS = settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("GYM_HTTP_EXAMPLES", "150"))
+SETTINGS = settings(max_examples=EXAMPLES, derandomize=True, suppress_health_check=list(HealthCheck))
 EXAMPLES_BY_SCHEMA = int(os.environ.get("GYM_SCHEMA_EXAMPLES", "60"))
 NOT_FUZZED = {"/events"}
 """A stream has no end; its limits have tests of their own."""
