@@ -160,6 +160,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
         rows = [*generate("double", 40, seed=1), *generate("copy", 40, seed=2)]
         (folder / DATA).write_text("".join(json.dumps(row) + "\n" for row in rows))
         small = ("max_steps=24", "per_device_train_batch_size=8", "logging_steps=2", "device=cpu")
+        small += ("data.0.num_examples=200",)
         sets = [word for one in small for word in ("--set", one)]
         done = run(["gym", "train", "configs/nano-sft.yaml", *sets], cwd=folder, env=_quiet())
         assert done.returncode == 0, done.stderr[-2000:]

@@ -25,6 +25,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,6 +53,8 @@ LIBRARIES = (
     "typer",
     "yaml",
 )
+EXTRAS = ("deepspeed",)
+"""Libraries that accelerate imports for every run, where they are installed."""
 PROJECT = (
     "gym_server.cli.main",
     "gym_server.cli.run",
@@ -323,7 +326,7 @@ def _gone() -> bytes:
 
 def _serve(address: str, *project: str) -> dict[str, Any]:
     """Fork for every order; returns in a fork, with what it was asked for."""
-    for name in (*LIBRARIES, *project):
+    for name in (*LIBRARIES, *filter(find_spec, EXTRAS), *project):
         importlib.import_module(name)
     child_process._LOW_PRIORITY = 0  # as in conftest.py
     gc.freeze()  # a fork's collections leave the pages of the libraries alone
