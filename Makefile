@@ -23,7 +23,7 @@ FUZZ_SECONDS ?= 60
 # Test processes; each has one thread. One more than two cores, since a third of their time is waiting.
 JOBS ?= 3
 # In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
-# The processes keep the byte code that they compile: half of what collecting the tests takes, if they may not.
+# Byte code is kept whatever the environment says: compiling the sources again is half of what collecting the tests takes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
