@@ -359,8 +359,11 @@ def resume_command(workbench: Workbench, folder: Path) -> list[str]:
     output = str(read_run_config(folder).get("output_dir", ""))
     if (workbench.folder / output).resolve() != folder:  # the run was started in another folder
         command += ["--set", f"output_dir={json.dumps(str(folder))}"]
-    processes = _begun(folder).get("num_processes")
-    if isinstance(processes, int) and processes > 1:
+    processes, most = (
+        _begun(folder).get("num_processes"),
+        os.cpu_count() or 1,
+    )  # a stranger's may name any number
+    if isinstance(processes, int) and 1 < processes <= most:
         command += ["--nproc", str(processes)]
     return command
 

@@ -438,7 +438,12 @@ GQ_BF16512 void pairs_avx512(const uint8_t* tile, const int32_t* x, int64_t pair
     __m512 sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t c = 0; c < pairs; ++c, tile += 4 * TILE) {
-        if (R > 1) ahead(tile);
+        if (R > 1) {
+            ahead(tile);
+        } else {  // into the second cache: the first has too few misses in flight
+            _mm_prefetch(reinterpret_cast<const char*>(tile + AHEAD), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(tile + AHEAD + 64), _MM_HINT_T1);
+        }
         const auto w0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile));
         const auto w1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile + 64));
 #pragma GCC unroll 16

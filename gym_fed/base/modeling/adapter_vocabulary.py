@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.modeling.vocabulary import extended_tokenizer, token_changes, vocabulary_difference
+from gym_fed.core.bounded.chat import MAX_TEMPLATE_CHARS
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 
@@ -33,12 +34,19 @@ def adapter_tokenizer(
         load: ``load_tokenizer``.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the first token whose id differs from the base's.
+        GymError: ``BASE_MISMATCH`` naming the first token whose id differs from the base's; ``MODEL_INVALID`` for a
+            chat template that is too long.
     """
     template = next((file for a in reversed(chain) if (file := a.folder / _TEMPLATE).is_file()), None)
     if chain:
         tokenizer = _extended(chain[-1], tokenizer, model, load)
     if template is not None:
+        if template.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{template} has more than {MAX_TEMPLATE_CHARS:,} characters",
+                "use another adapter",
+            )
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     return tokenizer
 

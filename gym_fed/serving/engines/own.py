@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import model_name, pick_device
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted, plain
+from gym_fed.core.text import counted
 from gym_fed.serving.base import load_base
 from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine, open_store
 from gym_fed.serving.pictures.reader import PictureReader
@@ -109,17 +109,16 @@ def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> 
         GymError: Errors from ``load_base`` and ``MultiVariantModel``; ``CONFIG_INVALID`` for other tokens than the
             base's.
     """
+    from gym_fed.base.modeling.differences import tokenizer_difference
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
     name, on_cpu = config.engine.draft_model or config.base, device.type == "cpu"
     adapters = config.adapter if config.engine.draft_model is None else []
     model, own, base = load_base(name, adapters, config.dtype, plain=on_cpu)
-    vocabulary, draft_vocabulary = tokenizer.get_vocab(), own.get_vocab()
-    if differing := [token for token, number in vocabulary.items() if draft_vocabulary.get(token) != number]:
+    if other := tokenizer_difference(tokenizer, own):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"engine.draft_model: {name} has other ids than the base for {counted(len(differing), 'token')}, the first "
-            f"is {plain(differing[0], 40)!r}",
+            f"engine.draft_model: {name}: its tokenizer differs from the base's: {other}",
             "use a smaller model of the same family, or leave draft_model out",
         )
     packed = config.model_copy(update={"base_format": DRAFT_FORMAT if on_cpu else config.base_format})

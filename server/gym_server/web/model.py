@@ -16,7 +16,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_fed.web.access import Visitor
-from gym_fed.web.app import Changing, Looking, changing
+from gym_fed.web.app import Changing, Looking, caller_network, changing
 from gym_fed.web.model_server import stream_answer
 from gym_server.evaluations.groups import saved_sentence
 from gym_server.rounds.versions import base_loss, head_of, soups_to
@@ -83,7 +83,7 @@ def routes(view: HubView) -> APIRouter:
     def ask(given: AskedQuestion, request: Request, visitor: Looking) -> StreamingResponse:
         """Stream the newest version's answer to an operator, or to a viewer if the hub allows it."""
         if _may_ask(view, visitor):
-            questions.take(view.state.clock.now())
+            questions.take(view.state.clock.now(), caller_network(request))
         else:
             changing(request)
         model = _require_newest(view)
@@ -183,26 +183,31 @@ def _may_ask(view: HubView, visitor: Visitor) -> bool:
 
 
 class QuestionLimit:
-    """A rate limit on the questions of all viewers together, since every answer is computed on the hub's machine."""
+    """A rate limit on the questions of all viewers together, since every answer is computed on the hub's machine.
+
+    Viewers of one network get half of them, so that one of them never takes all.
+    """
 
     def __init__(self) -> None:
-        self._at: list[float] = []
+        self._at: list[tuple[float, str]] = []
         self._lock = threading.Lock()
 
-    def take(self, now: float) -> None:
+    def take(self, now: float, network: str) -> None:
         """Count a question.
 
         Args:
             now: The hub's time in seconds.
+            network: The network of the viewer.
 
         Raises:
-            GymError: ``BUSY`` after ``MAX_QUESTIONS`` within a minute.
+            GymError: ``BUSY`` after ``MAX_QUESTIONS`` within a minute, or half of them from the same network.
         """
         with self._lock:
-            self._at = [at for at in self._at if now - 60 < at <= now]
-            if len(self._at) >= MAX_QUESTIONS:
+            self._at = [(at, other) for at, other in self._at if now - 60 < at <= now]
+            own = sum(other == network for _, other in self._at)
+            if len(self._at) >= MAX_QUESTIONS or own >= MAX_QUESTIONS // 2:
                 raise GymError(ErrorCode.BUSY, "too many questions to this model", "ask again in a minute")
-            self._at.append(now)
+            self._at.append((now, network))
 
 
 def _require_newest(view: HubView) -> NewestModel:

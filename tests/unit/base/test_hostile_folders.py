@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 
 from gym_fed.base.downloads import ensure_model, missing_model
 from gym_fed.base.modeling import patterns
+from gym_fed.base.modeling.adapter_vocabulary import adapter_tokenizer
 from gym_fed.base.modeling.adapters import read_adapter
 from gym_fed.base.modeling.patterns import require_quick_patterns
 from gym_fed.base.models import load_model, load_tokenizer, nano_path
@@ -199,3 +202,11 @@ def test_a_panic_of_the_tokenizers_library_is_a_refusal_that_names_the_folder(
         act(str(folder))
     assert raised.value.code is ErrorCode.MODEL_INVALID
     assert str(folder) in raised.value.message
+
+
+def test_a_chat_template_of_an_adapter_without_end_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"")
+    os.truncate(tmp_path / "chat_template.jinja", 1 << 40)  # sparse
+    endless: Any = SimpleNamespace(folder=tmp_path, name="endless")
+    with pytest.raises(GymError, match=r"chat_template\.jinja has more than 4,194,304 characters"):
+        adapter_tokenizer([endless], SimpleNamespace(), None, pytest.fail)

@@ -13,12 +13,13 @@ from gym_server.federation import Federation
 from gym_server.rounds.round_store import RoundStore
 from gym_server.rounds.versions import Version
 from gym_server.web.dashboard import Dashboard
-from gym_server.web.model import MAX_QUESTIONS
+from gym_server.web.model import MAX_QUESTIONS, QuestionLimit
 from gym_server.web.newest_answers import MAX_CHARACTERS
 from gym_server.web.newest_model import FOLDER_NAME, NewestModel
 from pydantic import ValidationError
 
 from gym_fed.config.hub.sections import DashboardConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.access import CSRF_HEADER
 from tests.support.fake_model import FakeModel
 from tests.support.hub_pages import HubPages
@@ -121,7 +122,7 @@ def test_viewers_ask_only_where_everybody_may_have_the_model_and_not_without_end
     reached(pages, "ready")
     assert pages.seen("model/newest")["may_ask"]
     url = "/api/v1/model/newest/ask"
-    for _ in range(MAX_QUESTIONS):
+    for _ in range(MAX_QUESTIONS // 2):  # of one network
         assert pages.viewer.post(url, json={"prompt": "hello"}).status_code == 200
     refused = pages.viewer.post(url, json={"prompt": "hello"})
     assert refused.json()["error"]["code"] == "busy"
@@ -277,3 +278,13 @@ def test_the_dashboard_of_a_stopped_hub_writes_nothing_into_its_folder(
     assert texts(reached(pages, "ready"))[0] == [(0, "an answer")]
     newest.stop()
     assert written_in(hub) == before
+
+
+def test_viewers_of_one_network_get_half_of_the_questions() -> None:
+    limit = QuestionLimit()
+    for second in range(MAX_QUESTIONS // 2):
+        limit.take(second, "192.0.2.1")
+    with pytest.raises(GymError, match="too many questions") as refused:
+        limit.take(10, "192.0.2.1")
+    assert refused.value.code is ErrorCode.BUSY
+    limit.take(10, "198.51.100.1")
