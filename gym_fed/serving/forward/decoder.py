@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from gym_quant.huge_pages import in_huge_pages
 from gym_quant.kernels.decode import NormWeight, operators
 from torch import Tensor, nn
 
@@ -119,7 +120,10 @@ class Decoder:
         """
         self._buffers.clear()
         packing = self._packing(format)
-        return sum(projection.pack(*formats, name=name, pack=pack) for projection, formats, name in packing)
+        with in_huge_pages():
+            return sum(
+                projection.pack(*formats, name=name, pack=pack) for projection, formats, name in packing
+            )
 
     def forward(
         self,

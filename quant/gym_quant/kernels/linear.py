@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gym_quant import huge_pages
 from gym_quant.kernels import dispatch, linear_reference, native
 from gym_quant.kernels.linear_reference import TILE
 
@@ -84,8 +85,8 @@ def pack_linear(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
     path = dispatch.path()
     if path == "torch":
         return linear_reference.pack(code, weight, group, unit)
-    tiles = torch.empty(
-        linear_reference.shape_of(code, rows, cols, group), dtype=linear_reference.dtype_of(code)
+    tiles = huge_pages.empty(
+        linear_reference.shape_of(code, rows, cols, group), linear_reference.dtype_of(code)
     )
     made = _LinearFields(code, unit, rows, cols, group, None)
     native.linear_pack(path, ctypes.addressof(made), weight, tiles)

@@ -155,9 +155,7 @@ def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(content))
     config = ServingConfig(base="gym-nano", engine={"speculative": "draft", "draft_model": str(other)})
-    with pytest.raises(
-        GymError, match=r"engine\.draft_model: .* different ids for 2 of"
-    ) as refused:
+    with pytest.raises(GymError, match=r"engine\.draft_model: .* different ids for 2 of") as refused:
         open_serving(config)
     assert refused.value.code is ErrorCode.CONFIG_INVALID
 
