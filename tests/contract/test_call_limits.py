@@ -78,6 +78,9 @@ def test_a_stranger_s_flood_of_status_calls_leaves_those_who_are_logged_in_alone
     hub: LoopbackHub, ann: HubClient
 ) -> None:
     stranger = HubClient(ann.home, ann.address, ann.pin)
+    until(
+        lambda: code_of(lambda: ann.call("Account", pb.AccountRequest())) is None
+    )  # now the hub knows the session
     with stranger, ThreadPoolExecutor(8) as threads:
         codes = list(
             threads.map(lambda _: code_of(lambda: stranger.call("Status", pb.StatusRequest())), range(150))

@@ -81,7 +81,7 @@ def test_answers_among_others_are_those_given_alone(tokenizer: Any, batch_tokens
         for request in wanted:
             alone.append(engine.submit(request).result(SECONDS))
     toy = ToyModel()
-    config = EngineConfig(max_concurrent=24, max_batch_tokens=batch_tokens)
+    config = EngineConfig(max_concurrent=24, max_batch_tokens=batch_tokens, step_stretch=None)
     with Engine(toy, tokenizer, source, config) as engine:
         toy.pause_after = 4  # however slow this thread, nobody ends before the others are there
         first = [engine.submit(request) for request in wanted[:10]]
