@@ -9,9 +9,9 @@ tokenizer, and turns have 8 + 8 tokens.
 
 Our sides are the base in bfloat16, int8 and int4, eight one-bit variants of all weights, and eight LoRA variants of
 rank 16. The sides of llama.cpp (``xllamacpp`` from PyPI, built only for AVX2) are bf16, Q8_0, Q4_K_M, and eight LoRA
-adapters of rank 16 with the same weights as ours. With ``--prompt``, each request has so many tokens and an answer of
-one token; both are counted. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this
-machine (``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
+adapters of rank 16 with the same weights as ours. ``--prompt N`` measures prompts: each request has N tokens, its
+answer has one, and the rate counts both. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built
+on this machine (``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
 
 Each side is a process with the same prompts, greedy decoding, 32 + 32 tokens and no prompt cache; ours asserts that it
 computed every prompt token. The first turn of each side, with two tokens, is not counted. The sides alternate. The
@@ -72,7 +72,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="model folder")
     parser.add_argument("--layers-7b", action="store_true", help="two layers of a 7B instead of the model")
-    parser.add_argument("--prompt", type=int, metavar="TOKENS", help="measure prompts of so many tokens")
+    parser.add_argument("--prompt", type=int, metavar="TOKENS", help="measure prompts of this length")
     parser.add_argument("--native", metavar="PYTHON", help="a Python with llama-cpp-python, built here")
     parser.add_argument("--only", metavar="WORD", help="sides whose names have it, such as LoRA or int8")
     parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="a Python with xllamacpp")

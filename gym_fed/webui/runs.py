@@ -23,6 +23,7 @@ from pydantic import Field
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.training.run.folder import LOCK_FILE, is_held
 from gym_fed.training.run.result import read_json
 from gym_fed.web.access import Role
@@ -325,7 +326,8 @@ def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
     """Resume a stopped run as a job.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while it is running; ``FILE_EXISTS`` if it is finished.
+        GymError: ``STATE_LOCKED`` while it is running; ``FILE_EXISTS`` if it is finished; ``USAGE`` for more processes
+            than this machine has cores.
     """
     if is_held(folder) or not _has_ended(folder, workbench.jobs):
         raise GymError(
@@ -334,6 +336,13 @@ def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
     if (folder / "result.json").exists():
         raise GymError(
             ErrorCode.FILE_EXISTS, f"{text(path)} is finished", "train a new run in another output_dir"
+        )
+    processes, cores = _begun(folder).get("num_processes"), os.cpu_count() or 1
+    if isinstance(processes, int) and processes > cores:  # a stranger's run may name any number
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{text(path)} ran in {counted(processes, 'process')}, but this machine has {counted(cores, 'core')}",
+            "resume it on a command line, with another --nproc",
         )
     command = resume_command(workbench, folder)
     return workbench.jobs.start(command, title=f"train {text(path)}", folder=folder)

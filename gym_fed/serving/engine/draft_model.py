@@ -33,10 +33,13 @@ class DraftModel:
         kv_bytes: Maximum size of its KV caches.
         vocabulary: Number of token ids of the base.
         max_tokens: Maximum number of tokens of prompts and answers that the draft reads before a step.
+        context: Maximum number of tokens of a text that the draft reads.
     """
 
-    def __init__(self, served: MultiVariantModel, kv_bytes: int, vocabulary: int, max_tokens: int) -> None:
-        self._served = served
+    def __init__(
+        self, served: MultiVariantModel, kv_bytes: int, vocabulary: int, max_tokens: int, context: int
+    ) -> None:
+        self._served, self._context = served, context
         self._pool = served.new_pool(max(kv_bytes, served.pool.block_bytes))
         self._vocabulary, self._max_tokens = min(vocabulary, served.vocabulary), max_tokens
         self._rows = _FREE_ROWS.get(str(served.layout.device), _FREE_ROWS_ELSEWHERE)
@@ -79,7 +82,9 @@ class DraftModel:
             cache = proposer.cache(self._pool)
             missing = proposer.missing(cache)
             part = missing[:left]
-            if part and cache.reserve(len(missing) + count - 1):
+            if not part or max(part) >= self._vocabulary or len(proposer.ids) + count > self._context:
+                continue  # a variant's added token, or a text that is too long for the draft
+            if cache.reserve(len(missing) + count - 1):
                 left -= len(part)
                 reading.append((proposer, cache, part))
         while reading:
@@ -88,10 +93,8 @@ class DraftModel:
             following = []
             for (proposer, cache, part), token in zip(reading, likely, strict=True):
                 proposer.add(part)
-                if cache.length < len(
-                    proposer.ids
-                ):  # the rest of a long prompt is read before the next steps
-                    continue
+                if cache.length < len(proposer.ids):
+                    continue  # the rest of a long prompt is read before the next steps
                 proposer.ready.append(token)
                 if len(proposer.ready) < counts[proposer]:
                     following.append((proposer, cache, [token]))

@@ -116,7 +116,8 @@ class Engine:
         """Return the draft, with room in its KV cache for as many tokens as the base's."""
         tokens = self.limits.kv_bytes // self.limits.kv_bytes_per_token
         kv_bytes = tokens * draft.bytes_per_token
-        return DraftModel(draft, kv_bytes, self.limits.vocab_size, self.config.max_batch_tokens)
+        context = context_length(draft.model.config, None)
+        return DraftModel(draft, kv_bytes, self.limits.vocab_size, self.config.max_batch_tokens, context)
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request.

@@ -113,6 +113,12 @@ def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> 
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
     name, on_cpu = config.engine.draft_model or config.base, device.type == "cpu"
+    if config.engine.draft_model is None and (config.base_format == DRAFT_FORMAT or not on_cpu):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "engine.draft_model is not set, and the base in 4 bits would be no faster than the base itself",
+            "set draft_model to a smaller model of the same family, or leave engine.speculative off",
+        )
     adapters = config.adapter if config.engine.draft_model is None else []
     model, own, base = load_base(name, adapters, config.dtype, plain=on_cpu)
     if other := tokenizer_difference(tokenizer, own):

@@ -332,7 +332,7 @@ def prepare(
         )
         limit = LOSS.get(format, MAX_LOSS)
         _require(logits, stock[2:], limit, f"packed {format}", "choose another base_format")
-    if format == "bfloat16":
+    if format == "bfloat16" and (native.features() or 0) & native.HAS_BF16:
         _require(step_logits(served), logits, ROUNDED, "products of bfloat16", _REPORT)
     for weight in served.model.parameters():
         release_pages(weight)  # the comparisons have read the embedding

@@ -101,6 +101,27 @@ def test_a_long_prompt_is_read_in_parts(tokenizer: Any) -> None:
     assert stats.accepted_tokens > 0
 
 
+@pytest.mark.parametrize("limit", [{"vocabulary": 9}, {"context": 20}])
+def test_texts_that_the_draft_cannot_read_get_no_proposals(
+    tokenizer: Any, limit: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tokens that a variant has added, and texts longer than the draft's context, are not its failure."""
+    draft = ToyDraft()
+    draft.vocabulary = limit.get("vocabulary", draft.vocabulary)
+    draft.model.config.max_position_embeddings = limit.get("context", 256)
+    with caplog.at_level(logging.ERROR):
+        found, stats = answered(tokenizer, DRAFT, draft, requests(1))
+    assert found == answered(tokenizer, EngineConfig(), None, requests(1))[0]
+    assert stats.proposed_tokens == 0
+    assert not caplog.text
+
+
+def test_a_base_in_4_bits_is_no_draft_of_itself() -> None:
+    config = ServingConfig(base="gym-nano", base_format="int4", engine={"speculative": "draft"})
+    with pytest.raises(GymError, match="no faster than the base itself"):
+        open_serving(config)
+
+
 def test_without_room_for_the_draft_s_cache_there_are_no_proposals(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

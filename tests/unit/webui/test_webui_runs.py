@@ -179,6 +179,14 @@ def test_a_viewer_neither_stops_nor_resumes(runs: Path) -> None:
     assert visitor.get("/api/v1/runs").status_code == 401
 
 
+def test_a_run_with_more_processes_than_cores_is_not_resumed(client: TestClient, runs: Path) -> None:
+    folder = make_run(runs / "wide")
+    (folder / "run.json").write_text(json.dumps({"num_processes": 10**6}))
+    error = client.post("/api/v1/runs/wide/resume").json()["error"]
+    assert error["code"] == "usage"
+    assert "ran in 1,000,000 processes" in error["message"]
+
+
 def test_a_finished_run_is_not_resumed_and_one_that_nobody_runs_not_stopped(client: TestClient) -> None:
     assert client.post("/api/v1/runs/a/resume").json()["error"]["code"] == "file-exists"
     assert client.post("/api/v1/runs/a/stop").json()["error"]["code"] == "not-found"
