@@ -23,6 +23,8 @@ ALLOWED = {
     'gym_fed/export/gguf/adapter.py: if kind is None or kind.contents() != "lora" or alpha is None:': (
         "the word for the kind of adapter in a GGUF file"
     ),
+    "gym_fed/serving/engines/own.py: if config.engine.draft_model is None and "
+    "(config.base_format == DRAFT_FORMAT or not on_cpu):": "a number format of a base",
     "gym_fed/base/modeling/attention_state.py: others = sorted(set(layers) - _ATTENTION_LAYERS)": (
         "dense is a kind of layer in the configs of models"
     ),
