@@ -33,7 +33,7 @@ def main() -> None:
         "peak": memory("VmHWM"),
         "weights": weights,
         "seconds": seconds,
-        "mapped": bool(before) and after == before,
+        "stored": bool(before) and after == before,
     }
     print(json.dumps(found))
 

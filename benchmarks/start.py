@@ -6,9 +6,9 @@
 a chat after that. The peer is the import of PyTorch alone, in a separate process.
 
 ``memory``: a bfloat16 model folder served as ``auto``, ``int8`` and ``int4``; the latter two are packed at the start or
-memory-mapped. A process serves gym-nano once, which loads the libraries, reads the model's tokenizer, and records its
-memory. It then opens a server's parts for the model, and answers once. The peak increase is divided by the weights'
-bytes in bfloat16.
+read from the file of packed weights. A process serves gym-nano once, which loads the libraries, reads the model's
+tokenizer, and records its memory. It then opens a server's parts for the model, and answers once. The peak increase is
+divided by the weights' bytes in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from _report import Report, options
 
 PARTS = ("seconds", "memory")
 AIM_SECONDS, AIM_PEAK = 2.0, 1.1
-STARTS = ("auto", "int8, packed", "int8, mapped", "int4, packed", "int4, mapped")
+STARTS = ("auto", "int8, packed", "int8, stored", "int4, packed", "int4, stored")
 _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 
 
@@ -142,7 +142,7 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
         for what in STARTS:
             words = script("_start_side.py", model, what.partition(",")[0])
             found = child(words, {"GYM_HOME": str(home)})
-            assert found["mapped"] == what.endswith("mapped"), found
+            assert found["stored"] == what.endswith("stored"), found
             peaks.setdefault(what, []).append((found["peak"] - found["libraries"]) / found["weights"])
             report.figure(f"memory_{what}_run_{number}_seconds", found["seconds"])
     for what, figures in peaks.items():

@@ -255,11 +255,12 @@ class ServingConfig(AcceptsAliases):
 
     base_format: Literal["auto", "bfloat16", "int8", "int4"] = "auto"
     """Format of the linear layers of Llama, Qwen2, Qwen3 and Mistral on the CPU. auto follows ``dtype``; int8 and int4
-    lose a little accuracy. The head is bfloat16, as are the value projections under int8 and int4."""
+    lose a little accuracy. The value projections under int8 and int4 are bfloat16, and so is the head, or int8 under
+    int4."""
 
     packed_size: Bytes = 20 * 10**9
-    """Disk space in ~/.gym-fed/packed for bases packed in int8 and int4, which later runs memory-map; the least
-    recently used are deleted first. 0: none is written or mapped."""
+    """Disk space in ~/.gym-fed/packed for bases packed in int8 and int4, which later runs read; the least recently
+    used are deleted first. 0: none is written or read."""
 
     device: str = "auto"
     """Device: ``cpu``, ``cuda`` or ``mps``; auto selects the best one."""

@@ -4,7 +4,7 @@
     packed.multiply(x, y)                          # y [n, out] = x [n, in] @ weight.T
 
 A new format is one file in ``gym_quant/linears``, or an entry point of another package (``gym_quant.registry``).
-``gym_quant.packed_file`` writes packed layers to a file that is memory-mapped without copying.
+``gym_quant.packed_file`` stores packed layers in a file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class PackedLinear(ABC):
 
     Attributes:
         format: Name of the format in files and settings.
+        head_format: Format of the head of a model whose other layers have this format.
         rows: ``out``.
         cols: ``in``.
     """
 
     format: ClassVar[str]
+    head_format: ClassVar[str] = "bfloat16"
     rows: int
     cols: int
 

@@ -1,4 +1,4 @@
-"""Store packed base weights in a safetensors file that is memory-mapped and used in place.
+"""Store packed base weights in a safetensors file that is read into huge pages and used in place.
 
     write_packed("base.safetensors", {"model.layers.0.mlp.up": packed, "model.norm.weight": norm}, {"base": digest})
     file = open_packed("base.safetensors")
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -23,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
+from gym_quant.huge_pages import empty, in_huge_pages
 from gym_quant.linear import PackedLinear, get_linear, linear_formats
 
 MAX_HEADER_BYTES = 16 << 20
@@ -52,7 +51,7 @@ _LABELS = {dtype: label for label, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class PackedFile:
-    """The contents of a file. The tensors are views of the mapped file, which lives as long as any of them.
+    """The contents of a file. The tensors are views of one buffer, which lives as long as any of them.
 
     Attributes:
         tensors: Packed layers, and plain tensors, by name.
@@ -130,10 +129,13 @@ def write_packed(
 
 
 def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | None = None) -> PackedFile:
-    """Map a file and check header, sizes, dtypes, tensor digests and scales. Nothing is copied.
+    """Read a file and check header, sizes, dtypes, tensor digests and scales.
+
+    The file is not memory-mapped: huge pages make products of one row up to 10% faster, and what was checked cannot
+    change afterwards.
 
     Args:
-        path: File of ``write_packed``. It must not change while any of its tensors is in use.
+        path: File of ``write_packed``.
         require: Called with the opened file's status; raises an error if the file must not be read.
 
     Raises:
@@ -142,9 +144,9 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
     """
     file = Path(path)
     try:
-        view, text = _mapped(file, require)
-        entries, metadata = _header(text, len(view) - 8 - len(text))
-        data = {name: _tensor(view, 8 + len(text), entry) for name, entry in entries.items()}
+        text, contents = _read(file, require)
+        entries, metadata = _header(text, len(contents))
+        data = {name: _tensor(contents, entry) for name, entry in entries.items()}
         assembled = _assembled(dict(data), metadata)
         _require_digests(data, metadata)  # last, so that more specific errors are reported first
         return PackedFile(assembled, metadata)
@@ -211,8 +213,8 @@ def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
             raise CodecError(f"tensor {name!r}: its bytes have changed since they were written")
 
 
-def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tuple[mmap.mmap, bytes]:
-    """Map the file (private, copy-on-write, since torch needs a writable buffer) and read its header."""
+def _read(path: Path, require: Callable[[os.stat_result], None] | None) -> tuple[bytes, Tensor]:
+    """Return the header, and the data as uint8."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(file.fileno())
@@ -230,7 +232,11 @@ def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tup
         if (8 + length) % _ALIGNMENT:
             raise CodecError(f"has data from byte {8 + length} on, not a multiple of {_ALIGNMENT}")
         text = file.read(length)
-        return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_COPY), text
+        with in_huge_pages():
+            contents = empty([status.st_size - 8 - length], torch.uint8)
+        if (size := file.readinto(contents.numpy().data)) != len(contents):
+            raise CodecError(f"became shorter while it was read: {size} bytes of data, not {len(contents)}")
+        return text, contents
 
 
 def _header(text: bytes, size: int) -> tuple[dict[str, _HeaderEntry], dict[str, str]]:
@@ -274,12 +280,11 @@ def _are_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 62 for size in value)
 
 
-def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
-    """Make the view through numpy, which keeps the map alive as long as the view; torch alone does not."""
+def _tensor(contents: Tensor, entry: _HeaderEntry) -> Tensor:
+    """Return a view; torch cannot view empty tensors."""
     if entry.start == entry.stop:
         return torch.empty(entry.shape, dtype=entry.dtype)
-    raw = np.frombuffer(view, np.uint8, entry.stop - entry.start, start + entry.start)
-    return torch.from_numpy(raw).view(entry.dtype).reshape(entry.shape)
+    return contents[entry.start : entry.stop].view(entry.dtype).reshape(entry.shape)
 
 
 def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, PackedLinear | Tensor]:

@@ -155,7 +155,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
 
 
 def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
-    """Return the file of the base's packed layers, for later runs to memory-map; None if the format is not stored."""
+    """Return the file of the base's packed layers, for later runs to read; None if the format is not stored."""
     from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
 
     if config.base_format not in KEPT_FORMATS or not config.packed_size:

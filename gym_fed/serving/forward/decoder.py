@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from gym_quant.huge_pages import in_huge_pages
 from gym_quant.kernels.decode import NormWeight, operators
+from gym_quant.linear import get_linear
 from torch import Tensor, nn
 
 from gym_fed.serving.forward import segments
@@ -89,13 +90,13 @@ class Decoder:
     def compared(self) -> Iterator[None]:
         """Keep activations in float32 and decode packed weights within the block, for comparisons."""
         self._buffers.clear()  # of recorded layers, which multiply as before
-        for projection, _, _ in self._packing(""):
+        for projection, _, _ in self._packing("bfloat16"):
             projection.compare(True)
         try:
             yield
         finally:
             self._buffers.clear()
-            for projection, _, _ in self._packing(""):
+            for projection, _, _ in self._packing("bfloat16"):
                 projection.compare(False)
 
     def layers_in(self, format: str) -> Layers:
@@ -108,8 +109,8 @@ class Decoder:
     def pack(self, format: str, pack: Pack = pack_in_memory) -> int:
         """Pack the weights of all linear layers, and free the model's own, so that it can no longer be run.
 
-        The head, and in 8- and 4-bit formats the value projections, are in bfloat16, since they are a small part of the
-        weights but account for much of the error.
+        In 8- and 4-bit formats the value projections are in bfloat16, and the head has more bits than the other layers,
+        since they are a small part of the weights but account for much of the error.
 
         Args:
             format: A format of ``gym_quant.linear``.
@@ -169,7 +170,7 @@ class Decoder:
 
     def _packing(self, format: str) -> Iterator[tuple[Projection, tuple[str, ...], str]]:
         """Iterate over all linear layers, with their modules' formats and their name in the base's packed file."""
-        yield self.head, ("bfloat16",), "head"
+        yield self.head, (get_linear(format).head_format,), "head"
         for layer in self.layers:
             yield layer.qkv, (format, format, "bfloat16"), f"{layer.number}.qkv"
             yield layer.output, (format,), f"{layer.number}.output"

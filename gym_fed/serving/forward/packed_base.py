@@ -1,4 +1,4 @@
-"""Store the packed linear layers of a base in a file that later runs memory-map.
+"""Store the packed linear layers of a base in a file that later runs read.
 
 The file name has the digest of the base's float32 weights, the dtype that they were packed from, the format, and the
 version of the layout. The file contains the digest of every tensor, and the logits of the trial before it was written.
@@ -85,7 +85,7 @@ class PackedBase:
 
     Attributes:
         path: The path of the file.
-        logits: ``[3, vocabulary]`` float32, from the trial before the file was written; None if it is not mapped.
+        logits: ``[3, vocabulary]`` float32, from the trial before the file was written; None if it was not read.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class PackedBase:
         self._packer = Packer()
 
     @property
-    def is_mapped(self) -> bool:
+    def is_read(self) -> bool:
         """True if every layer comes from the file."""
         return self.logits is not None
 
     def open(self, layers: Layers) -> bool:
-        """Memory-map the file if it is safe and has these layers; otherwise log why, for ``save`` to replace it."""
+        """Read the file if it is safe and has these layers; otherwise log why, for ``save`` to replace it."""
         try:
             _require_safe(os.stat(self.path.parent))
             file = open_packed(self.path, _require_safe)
@@ -131,19 +131,19 @@ class PackedBase:
         return True
 
     def pack(self, name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
-        """Return a layer from the file, or pack it for ``save`` to write if the file is not mapped."""
+        """Return a layer from the file, or pack it for ``save`` to write if the file was not read."""
         if name not in self._layers:
             self._layers[name] = self._packer(name, format, weights)
         return self._layers[name]
 
     def save(self, logits: Tensor) -> None:
-        """Write the file unless it is mapped; a full disk is only logged, since the layers are in memory.
+        """Write the file unless it was read; a full disk is only logged, since the layers are in memory.
 
         Args:
             logits: The logits of the trial with these layers.
         """
         self._packer = Packer()  # free the buffer
-        if self.is_mapped:
+        if self.is_read:
             return
         folder = self.path.parent
         num_bytes = sum(
@@ -165,7 +165,7 @@ class PackedBase:
                 "%s: the packed base was not saved, so the next run packs it again: %s", self.path, error
             )
             return
-        _log.info("the packed base was saved in %s; later runs memory-map it", self.path)
+        _log.info("the packed base was saved in %s; later runs read it", self.path)
         self._remove_oldest()
 
     def _reason_without_room(self, num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Files of packed base weights: mapped without a copy, read by other readers, refused with the tensor's name."""
+"""Files of packed base weights: used where they were read, read by other readers, refused with the tensor's name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_golden_file_is_what_the_packers_write(tmp_path: Path) -> None:
     check_equal(open_packed(GOLDEN))
 
 
-def test_tensors_view_the_mapped_file_at_addresses_of_whole_cache_lines(file: Path) -> None:
+def test_tensors_view_one_buffer_at_addresses_of_whole_cache_lines(file: Path) -> None:
     found = open_packed(file).tensors
     size = file.stat().st_size
     tiles = [v.tensors()["tiles"] for v in found.values() if isinstance(v, PackedLinear)]
@@ -100,9 +100,23 @@ def test_tensors_view_the_mapped_file_at_addresses_of_whole_cache_lines(file: Pa
     norm = found["norm"]
     assert isinstance(norm, Tensor)
     assert abs(norm.data_ptr() - addresses[0]) < size
-    before = file.read_bytes()
-    norm.zero_()
-    assert file.read_bytes() == before, "a write reaches the private map alone"
+
+
+def test_a_file_that_changes_after_it_was_checked_changes_no_weight(file: Path) -> None:
+    found = open_packed(file)
+    with file.open("r+b") as other:
+        other.seek(file.stat().st_size // 2)
+        other.write(b"\xff" * (file.stat().st_size // 2))
+    os.truncate(file, 4096)
+    check_equal(found)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(file: Path) -> None:
+    def shorten(status: os.stat_result) -> None:
+        os.truncate(file, status.st_size - 1)
+
+    with pytest.raises(CodecError, match="became shorter"):
+        open_packed(file, shorten)
 
 
 def test_other_readers_of_safetensors_read_the_file(file: Path) -> None:
@@ -331,7 +345,7 @@ def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     file = tmp_path_factory.getbasetemp() / "damaged"
-    file.unlink(missing_ok=True)  # an earlier map keeps the old file
+    file.unlink(missing_ok=True)
     file.write_bytes(raw)
     try:
         found = open_packed(file)

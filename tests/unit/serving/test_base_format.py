@@ -55,6 +55,17 @@ def test_formats_of_fewer_bits_lose_more() -> None:
     assert losses[0] * 10 < losses[2]
 
 
+@pytest.mark.parametrize(
+    ("format", "head"), [("bfloat16", "bfloat16"), ("int8", "bfloat16"), ("int4", "int8")]
+)
+def test_the_head_is_packed_in_the_format_s_own_choice(format: str, head: str) -> None:
+    with MultiVariantModel(wide("llama"), base_format=format) as served:
+        assert served._decoder is not None
+        formats = {name: layer[0] for name, layer in served._decoder.layers_in(format).items()}
+    assert formats.pop("head.0") == head
+    assert format in formats.values()
+
+
 @pytest.mark.parametrize("format", ["bfloat16", "int8"])
 def test_variants_of_every_form_are_served_beside_a_packed_base(tmp_path: Path, format: str) -> None:
     model, wholes = wide("qwen2"), texts(*range(5, 5 + len(RULES)))

@@ -57,19 +57,19 @@ def started(
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("format", ["int8", "int4"])
-def test_the_second_start_maps_what_the_first_packed(
+def test_the_second_start_reads_what_the_first_packed(
     tmp_path: Path, folder: Path, format: str, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, kept = started(folder, tmp_path / "home", format, plain=plain)
-    assert not kept.is_mapped
+    assert not kept.is_read
     assert [kept.path] == list((tmp_path / "home").iterdir())
     monkeypatch.setattr(packed_base.Packer, "__call__", None)  # nothing is packed again
     second, again = started(folder, tmp_path / "home", format, plain=plain)
-    assert again.is_mapped
+    assert again.is_read
     assert torch.equal(first, second)
 
 
-def test_a_mapped_start_reads_no_weight_that_is_packed(tmp_path: Path, folder: Path) -> None:
+def test_a_start_from_the_file_reads_no_weight_that_is_packed(tmp_path: Path, folder: Path) -> None:
     wanted, _ = started(folder, tmp_path / "home")
     model, _, base = load_base(str(folder), [], "bfloat16", plain=True)
     assert type(model) is PlainModel
@@ -79,7 +79,7 @@ def test_a_mapped_start_reads_no_weight_that_is_packed(tmp_path: Path, folder: P
                 weight.fill_(torch.nan)
     kept = PackedBase(tmp_path / "home", base.digest, "bfloat16", "int8")
     with MultiVariantModel(model, base_format="int8", packed_base=kept) as served:
-        assert kept.is_mapped
+        assert kept.is_read
         found = served.step([Chunk(ids, served.new_cache(), num_logits=9) for ids in texts(9)])
     assert torch.equal(found, wanted)
 
@@ -126,7 +126,7 @@ def test_a_file_that_is_not_what_it_should_be_is_logged_and_written_anew(
     change(kept, whole)
     with caplog.at_level(logging.WARNING):
         found, again = started(folder, tmp_path / "home")
-    assert not again.is_mapped
+    assert not again.is_read
     assert re.search(f"{re.escape(str(kept.path))}: packing again: .*{words}", caplog.text)
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole
@@ -143,7 +143,7 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(
     kept.path.write_bytes(whole[:-1])
     with caplog.at_level(logging.WARNING):
         found, again = started(folder, tmp_path / "home")
-    assert not again.is_mapped
+    assert not again.is_read
     assert f"{kept.path}: packing again: the folder may be written by others (mode {mode:o})" in caplog.text
     assert f"{kept.path}: the packed base was not saved" in caplog.text
     assert torch.equal(found, wanted)
@@ -158,7 +158,7 @@ def test_a_file_of_another_user_is_not_read(
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     with caplog.at_level(logging.WARNING):
         _, again = started(folder, tmp_path / "home")
-    assert not again.is_mapped
+    assert not again.is_read
     assert f"belongs to user {own}, not to {own + 1}" in caplog.text
 
 
@@ -244,7 +244,7 @@ def test_a_disk_that_takes_no_file_is_logged_and_the_base_is_served(
     assert f"{kept.path}: the packed base was not saved" in caplog.text
 
 
-def test_a_file_that_cannot_be_touched_is_mapped(
+def test_a_file_that_cannot_be_touched_is_read(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started(folder, tmp_path / "home")
@@ -254,7 +254,7 @@ def test_a_file_that_cannot_be_touched_is_mapped(
 
     monkeypatch.setattr(os, "utime", refuse)
     _, again = started(folder, tmp_path / "home")
-    assert again.is_mapped
+    assert again.is_read
 
 
 def test_a_name_that_no_file_can_hold_is_logged_and_the_base_is_served(
@@ -335,7 +335,7 @@ def test_only_the_files_that_were_used_last_are_kept(tmp_path: Path, folder: Pat
         other = PackedBase(home, f"sha256:{str(number) * 64}", "bfloat16", "int8")
         other.pack("head", "bfloat16", [torch.ones(32, 16)])
         if number == KEPT_FILES - 1:
-            assert started(folder, home)[1].is_mapped  # which uses it
+            assert started(folder, home)[1].is_read  # which uses it
         other.save(torch.ones(3, 7))
         os.utime(other.path, (2 + number, 2 + number))
         others.append(other.path)
