@@ -434,7 +434,7 @@ GQ_FMA512 void floats_avx512(const uint8_t* tile, const float* x, int64_t cols, 
 
 // vdpbf16ps: activations are bfloat16 too, two columns in 32 bits.
 template <int R>
-GQ_BF16512 void pairs_avx512(const uint8_t* tile, const int32_t* x, int64_t pairs, float* total) {
+GQ_BF16512 void pairs_avx512(const uint8_t* tile, const int32_t* x, int64_t pairs, int64_t apart, float* total) {
     __m512 sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t c = 0; c < pairs; ++c, tile += 4 * TILE) {
@@ -448,7 +448,7 @@ GQ_BF16512 void pairs_avx512(const uint8_t* tile, const int32_t* x, int64_t pair
         const auto w1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile + 64));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const auto v = reinterpret_cast<__m512bh>(_mm512_set1_epi32(x[r * pairs + c]));
+            const auto v = reinterpret_cast<__m512bh>(_mm512_set1_epi32(x[r * apart + c]));
             sum[r][0] = _mm512_dpbf16_ps(sum[r][0], w0, v);
             sum[r][1] = _mm512_dpbf16_ps(sum[r][1], w1, v);
         }
@@ -507,7 +507,7 @@ GQ_BF16512 void round_pairs(const float* x, int64_t cols, int64_t width, uint16_
 }
 
 constexpr int64_t MOST_PAIRED = 12;  // rows at a time: their sums and two vectors of weights fill the registers
-using Pairs = void (*)(const uint8_t* tile, const int32_t* x, int64_t pairs, float* total);
+using Pairs = void (*)(const uint8_t* tile, const int32_t* x, int64_t pairs, int64_t apart, float* total);
 
 template <size_t... N>
 constexpr std::array<Pairs, sizeof...(N)> pair_kernels(std::index_sequence<N...>) {
@@ -515,14 +515,14 @@ constexpr std::array<Pairs, sizeof...(N)> pair_kernels(std::index_sequence<N...>
 }
 
 // Rows of one bfloat16 tile by vdpbf16ps, in as few passes over the tile as possible, of about equal size.
-GQ_BF16512 void tile_by_pairs(const uint8_t* tile, const int32_t* x, int64_t pairs, int64_t rows, int64_t t, int64_t out,
-                              float* y, int64_t stride) {
+GQ_BF16512 void tile_by_pairs(const uint8_t* tile, const int32_t* x, int64_t pairs, int64_t apart, int64_t rows,
+                              int64_t t, int64_t out, float* y, int64_t stride) {
     static constexpr auto run = pair_kernels(std::make_index_sequence<MOST_PAIRED>());
     alignas(64) float total[MOST_PAIRED * TILE];
     const int64_t passes = (rows + MOST_PAIRED - 1) / MOST_PAIRED;
     for (int64_t pass = 0, r = 0; pass < passes; ++pass) {
         const int64_t some = (rows - r + passes - pass - 1) / (passes - pass);
-        run[some - 1](tile, x + r * pairs, pairs, total);
+        run[some - 1](tile, x + r * apart, pairs, apart, total);
         put(total, some, t, out, y + r * stride, stride);
         r += some;
     }
@@ -540,12 +540,14 @@ T* aligned(std::vector<T>& store, size_t count) {
 // Many rows by vdpbf16ps; tiles of codes become bfloat16 one at a time, in a core's own cache.
 void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y, int64_t stride) {
     const int64_t groups = w.groups(), width = w.width(), bytes = groups * w.record();
+    // Rows that are a multiple of 1024 bytes apart would share the few places of some sets of the first cache.
+    const int64_t apart = width + (width % 512 == 0 ? 32 : 0);
     const int64_t pass = std::min(n, std::max(MOST_PAIRED, HELD / (2 * width) / MOST_PAIRED * MOST_PAIRED));
     static thread_local std::vector<uint16_t> rounded_store;
-    uint16_t* rounded = aligned(rounded_store, static_cast<size_t>(pass * width));
+    uint16_t* rounded = aligned(rounded_store, static_cast<size_t>(pass * apart));
     for (int64_t start = 0; start < n; start += pass) {
         const int64_t rows = std::min(pass, n - start);
-        auto prepare = [&](int64_t r) { round_pairs(x + (start + r) * w.cols, w.cols, width, rounded + r * width); };
+        auto prepare = [&](int64_t r) { round_pairs(x + (start + r) * w.cols, w.cols, width, rounded + r * apart); };
         parallel_for(rows < 8 ? 1 : threads, rows, prepare);
         auto work = [&](int64_t t) {
             static thread_local std::vector<uint8_t> decoded_store;
@@ -555,8 +557,8 @@ void many_rows(int threads, const Linear& w, const float* x, int64_t n, float* y
                 (w.format == INT4 ? decode_tile<4> : decode_tile<8>)(tile, groups, w.group, w.unit, decoded);
                 tile = decoded;
             }
-            tile_by_pairs(tile, reinterpret_cast<const int32_t*>(rounded), width / 2, rows, t, w.rows,
-                          y + start * stride, stride);
+            tile_by_pairs(tile, reinterpret_cast<const int32_t*>(rounded), width / 2, apart / 2, rows, t,
+                          w.rows, y + start * stride, stride);
         };
         parallel_for(threads, w.num_tiles(), work);
     }
