@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.imports.folder import imported, usable_folder
 from gym_fed.base.imports.gguf.reader import is_gguf, only_gguf
 from gym_fed.base.modeling.loading import load_weights, readable_errors
-from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
+from gym_fed.base.modeling.split_patterns import require_quick_tokenizer, without_lengths
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
@@ -184,7 +184,7 @@ def load_tokenizer(name_or_path: str) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     bind_templates(tokenizer, name_or_path)
-    return tokenizer
+    return without_lengths(tokenizer)
 
 
 def resolve(name_or_path: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gym_fed.base.modeling.config_checks import require_architecture
 from gym_fed.base.modeling.model_class import class_for, reads_media
-from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
+from gym_fed.base.modeling.split_patterns import require_quick_tokenizer, without_lengths
 from gym_fed.base.models import MAX_ADAPTERS, named_base, quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
@@ -66,6 +66,7 @@ def load_processor(name_or_path: str) -> Any:
         )
     if processor.chat_template is None:  # some repositories store it only with the tokenizer
         processor.chat_template = processor.tokenizer.chat_template
+    without_lengths(processor.tokenizer)
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
     bind_templates(processor, name_or_path)

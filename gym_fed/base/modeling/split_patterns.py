@@ -1,4 +1,4 @@
-"""Reject a model folder whose tokenizer has slow regular expressions before it is loaded.
+"""Reject a model folder whose tokenizer has slow regular expressions or huge token ids before it is loaded.
 
 The tokenizers library searches in compiled code, which neither Ctrl-C nor a time limit can interrupt. Unknown
 patterns are therefore tested in a child process first.
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gym_fed.core.bounded.errors import LimitExceededError
 from gym_fed.core.bounded.patterns import search_texts
@@ -78,6 +79,10 @@ text."""
 MAX_PATTERNS = 32
 MAX_CHARS = 4000
 _MAX_BYTES = 256 << 20
+MAX_TOKEN_ID = 1 << 21
+"""Maximum token id; embeddings and exported vocabularies have an entry for each smaller one. Published vocabularies
+have up to a million tokens."""
+_LARGE_NUMBER = re.compile(r":\s*\d{7,}\s*[,}]")
 _KEY = re.compile(r'"(?:R|\\u0052)(?:e|\\u0065)(?:g|\\u0067)(?:e|\\u0065)(?:x|\\u0078)"\s*:\s*(?=")')
 """Regular expression for the key of a pattern, also with escaped letters."""
 _LINEAR = re.compile(
@@ -91,14 +96,14 @@ such as ``\\x{1F600}`` do not match."""
 
 
 def require_quick_tokenizer(folder: Path, name: str) -> None:
-    """Reject a model folder whose tokenizer has a slow pattern; a missing file is not an error.
+    """Reject a model folder whose tokenizer has a slow pattern or a huge token id; a missing file is not an error.
 
     Args:
         folder: Folder of the model.
         name: Name of the model in errors.
 
     Raises:
-        GymError: ``MODEL_INVALID`` with the pattern, or if ``tokenizer_config.json`` names a file other than
+        GymError: ``MODEL_INVALID`` with the pattern or id, or if ``tokenizer_config.json`` names a file other than
             ``tokenizer.json``.
     """
     config = folder / "tokenizer_config.json"
@@ -113,11 +118,33 @@ def require_quick_tokenizer(folder: Path, name: str) -> None:
     if file.is_file():
         if file.stat().st_size > _MAX_BYTES:
             raise _refused(name, file.name, f"has more than {_MAX_BYTES >> 20} MiB", "use another model")
-        require_quick_splits(file.read_text("utf-8", errors="replace"), name)
+        text = file.read_text("utf-8", errors="replace")
+        require_quick_splits(text, name)
+        _require_small_ids(file, text, name)
     elif tekken.is_file():
         settings = read_object(tekken).get("config")
         if isinstance(settings, dict) and isinstance(pattern := settings.get("pattern"), str):
             _require_quick({pattern}, name, tekken.name)
+    elif (vocabulary := folder / "vocab.json").is_file():
+        if vocabulary.stat().st_size > _MAX_BYTES:
+            raise _refused(
+                name, vocabulary.name, f"has more than {_MAX_BYTES >> 20} MiB", "use another model"
+            )
+        _require_small_ids(vocabulary, vocabulary.read_text("utf-8", errors="replace"), name)
+
+
+def without_lengths(tokenizer: Any) -> Any:
+    """Remove truncation and padding to a length, which a tokenizer's file may set to any number.
+
+    transformers ignores both, but the library below it does not.
+
+    Args:
+        tokenizer: A transformers tokenizer, changed in place.
+    """
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        backend.no_padding()
+        backend.no_truncation()
+    return tokenizer
 
 
 def require_quick_splits(text: str, name: str) -> None:
@@ -141,6 +168,23 @@ def _require_quick(patterns: set[str], name: str, file: str) -> None:
         except (LimitExceededError, EvaluationError) as error:
             need = error.need if isinstance(error, LimitExceededError) else f"fails: {plain(str(error), 200)}"
             raise _refused(name, file, f"has the pattern {plain(pattern, 80)!r}, which {need}") from error
+
+
+def _require_small_ids(file: Path, text: str, name: str) -> None:
+    """Reject ids over ``MAX_TOKEN_ID`` in ``tokenizer.json`` or ``vocab.json``, whose ``text`` was read."""
+    if not _LARGE_NUMBER.search(text):
+        return  # without parsing
+    values = read_object(file)
+    model, added = values.get("model"), values.get("added_tokens")
+    vocabulary = (
+        values if file.name == "vocab.json" else model.get("vocab") if isinstance(model, dict) else None
+    )
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((number for number in ids if isinstance(number, int)), default=0)
+    if largest > MAX_TOKEN_ID:
+        problem = f"has the token id {plain(largest, 20)}, but at most {MAX_TOKEN_ID:,} is allowed"
+        raise _refused(name, file.name, problem, "use another model")
 
 
 def _patterns(text: str) -> Iterator[str]:

@@ -49,8 +49,10 @@ class TextDecoder:
         elif getattr(tokenizer, "backend_tokenizer", None) is not None:
             from tokenizers import Tokenizer
 
-            # A copy, since another thread may encode with the original under different settings.
+            # A copy, since another thread may encode with the original with padding or truncation.
             self.backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            self.backend.no_padding()
+            self.backend.no_truncation()
         if self.backend is None:
             added = tokenizer.added_tokens_decoder
             self._special = frozenset(tokenizer.all_special_ids)
