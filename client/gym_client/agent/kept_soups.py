@@ -13,7 +13,7 @@ from gym_fed.core.json_files import read_object
 
 
 class KeptSoups:
-    """The names of the kept soups, in ``soups.json``. The caller must hold the home's lock.
+    """The names of the kept soups, in ``soups.json``. Changes require the home's lock.
 
     Args:
         home: The home with the object cache.
@@ -22,9 +22,10 @@ class KeptSoups:
     def __init__(self, home: Home) -> None:
         self._path, self._cache = home.folder / "soups.json", ObjectCache(home.objects)
 
-    def names(self) -> set[str]:
-        """Return the SHA-256 of the soups of all hubs."""
-        return {name for kept in self._read().values() for name in kept}
+    def names(self, server: str | None = None) -> set[str]:
+        """Return the SHA-256 of the soups of one hub, or of all."""
+        found = self._read()
+        return {name for kept in ([found.get(server, [])] if server else found.values()) for name in kept}
 
     def replace(self, server: str, names: Collection[str]) -> None:
         """Record the soups of a hub's newest task; delete its earlier ones, unless another hub has the same.

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from gym_client.agent.kept_soups import KeptSoups
 from gym_client.hub.replies import parse_object
 from gym_client.hub.transport import HubClient
 from gym_fed.config.delta import CodecPolicy
@@ -94,11 +95,13 @@ def _announced_terms(status: pb.StatusReply, key: str, schema: type[Announced]) 
 
 
 def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
-    """Return the bytes to fetch before the first round: the hub's soups that are missing on this machine."""
+    """Return the bytes to fetch before the first round: this hub's soups that are missing on this machine."""
     here = 0
     if client.pin.account:
-        folders = client.home.objects, client.home.versions(client.pin.server)
-        here = sum(path.stat().st_size for folder in folders for path in folder.iterdir() if path.is_file())
+        server, home = client.pin.server, client.home
+        soups = [home.objects / name for name in KeptSoups(home).names(server)]
+        files = [*soups, *home.versions(server).iterdir()]
+        here = sum(path.stat().st_size for path in files if path.is_file())
     return max(0, int(status.join_download_bytes) - here)
 
 

@@ -31,6 +31,9 @@ Progress = Callable[[int, int], None]
 _MAX_HEADS = 2_000_000
 """Maximum number of heads of one download, which are held in memory."""
 
+MAX_BYTES = 1 << 30
+"""Maximum size in bytes of the entries and heads of one download."""
+
 _LINES_PER_LOOK = 100
 _HEAD = b'{"head":'
 _SECONDS = transfer_seconds(256 << 20)
@@ -126,8 +129,19 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
 
 
 def _with_room(lines: Iterable[str], folder: Path) -> Iterator[str]:
-    """Pass on the lines as long as the disk keeps ``SPARE_BYTES`` free, since a hub may sign a ledger of any size."""
+    """Pass on at most ``MAX_BYTES`` of lines, and only while the disk keeps ``SPARE_BYTES`` free.
+
+    A hub may sign a ledger of any size, and send entries without end.
+    """
+    num_bytes = 0
     for number, line in enumerate(lines):
+        num_bytes += len(line.encode())
+        if num_bytes > MAX_BYTES:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"the hub sends more than {readable_bytes(MAX_BYTES)} of ledger entries at once",
+                "if its ledger is so large, repeat the command: it continues after the last signed head",
+            )
         if number % _LINES_PER_LOOK == 0 and (free := shutil.disk_usage(folder).free) < SPARE_BYTES:
             raise GymError(
                 ErrorCode.DISK_FULL,

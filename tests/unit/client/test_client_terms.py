@@ -299,11 +299,14 @@ def test_a_receipt_that_is_fetched_again_is_kept_once_whatever_was_counted(tmp_p
 
 
 def test_soups_that_an_account_has_here_are_not_to_be_fetched_to_join(scene: Scene) -> None:
+    from gym_client.agent.kept_soups import KeptSoups
     from gym_client.cli.announced import bytes_to_join
 
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
-    (scene.home.objects / hashlib.sha256(b"soup").hexdigest()).write_bytes(b"soup")
+    for server, soup in ((scene.client.pin.server, b"soup"), ("another", b"soup of another hub")):
+        (scene.home.objects / (name := hashlib.sha256(soup).hexdigest())).write_bytes(soup)
+        KeptSoups(scene.home).replace(server, [name])
     status = pb.StatusReply(join_download_bytes=10)
     assert bytes_to_join(scene.client, status) == 6
     scene.client.forget_enrolment()

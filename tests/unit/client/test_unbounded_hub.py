@@ -26,6 +26,7 @@ from gym_client.hub.replies import parse_verdicts
 from gym_client.hub.stream import Lease, WorkStream
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
+from gym_client.ledger import copy as ledger_copy
 from gym_client.ledger.copy import _heads, _with_room
 from gym_client.mirror.source import Mirrors
 
@@ -171,6 +172,16 @@ def test_a_ledger_without_end_leaves_room_on_the_disk(
         append_lines(tmp_path / "ledger.jsonl", _with_room(endless, tmp_path))
     assert caught.value.code is ErrorCode.DISK_FULL
     assert len(taken) < 2000
+
+
+def test_a_ledger_without_end_is_cut_off_on_a_disk_with_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_copy, "MAX_BYTES", 10_000)
+    with pytest.raises(GymError, match="more than 10.0 kB") as caught:
+        append_lines(tmp_path / "ledger.jsonl", _with_room(("x" * 99 for _ in count()), tmp_path))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    assert (tmp_path / "ledger.jsonl").stat().st_size <= 11_000
 
 
 VERDICT = {"update": "ab" * 32, "server_round": 1, "verdict": "merged", "reason": "", "bytes": 1, "credit": 1}
