@@ -178,7 +178,7 @@ def test_a_ledger_without_end_is_cut_off_on_a_disk_with_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_copy, "MAX_BYTES", 10_000)
-    with pytest.raises(GymError, match="more than 10.0 kB") as caught:
+    with pytest.raises(GymError, match=r"more than 10\.0 kB") as caught:
         append_lines(tmp_path / "ledger.jsonl", _with_room(("x" * 99 for _ in count()), tmp_path))
     assert caught.value.code is ErrorCode.TOO_LARGE
     assert (tmp_path / "ledger.jsonl").stat().st_size <= 11_000
