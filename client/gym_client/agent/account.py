@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_client.agent.region import RegionalHub
-from gym_client.agent.residuals import Residuals
+from gym_client.agent.residuals import MAX_WAITING, Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.evidence import keep_evidence
 from gym_client.display import Display
@@ -103,13 +103,22 @@ class Account:
         folder = TaskFolder(self._home.task_folder(message_id))
         verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
         if verdict == "admitted" and update:
-            Residuals(self._home, server).stage(folder.residual_path, update, folder.moments_path)
+            dropped = Residuals(self._home, server).stage(folder.residual_path, update, folder.moments_path)
+            self._report_dropped(dropped)
             keep_evidence(self._home, folder, update)
         folder.drop()
         self.receipts.append(receipt)
         reason = f": {receipt['reason']}" if receipt.get("reason") else ""
         update_text = f" update {update[:12]}" if update else ""
         self._display.report("receipt", f"receipt: {verdict}{update_text}{reason}", **receipt)
+
+    def _report_dropped(self, updates: list[str]) -> None:
+        if updates:
+            text = (
+                f"the hub has not judged {counted(MAX_WAITING, 'update')} since update {updates[-1][:12]}: "
+                "its encoding error and moments are deleted"
+            )
+            self._display.report("dropped", text, updates=updates)
 
     def take(self, account: pb.AccountReply) -> list[dict[str, Any]]:
         """Settle residuals according to the verdicts; display new verdicts and the balance.

@@ -28,6 +28,8 @@ _WAITING = (_SUFFIX, _MOMENTS, _SENT)
 _ACCEPTED = ("merged", "duplicate")
 """Verdicts after which the residual is committed. ``duplicate`` means that an equal update was merged instead."""
 _OPEN = "admitted"
+MAX_WAITING = 8
+"""Maximum number of updates without a verdict whose residual and moments are kept, since a hub may never judge any."""
 
 
 class Residuals:
@@ -57,17 +59,34 @@ class Residuals:
         file = ErrorFeedback.load(self._committed[_MOMENTS], lineage)
         return {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
 
-    def stage(self, residual: Path, update: str, moments: Path | None = None) -> None:
+    def stage(self, residual: Path, update: str, moments: Path | None = None) -> list[str]:
         """Store the residual and moments of a sent update until its verdict; missing files are skipped.
 
         An update with neither is recorded too: once it is merged, older moments must not be used any more.
+
+        Returns:
+            Digests of the oldest updates whose files were deleted because more than ``MAX_WAITING`` have no verdict.
         """
         for path, suffix in ((residual, _SUFFIX), (moments, _MOMENTS)):
             if path is not None and path.exists():
                 move_file(path, self.folder / f"{update}{suffix}")
         if update not in self.staged():
             (self.folder / f"{update}{_SENT}").touch()
+        dropped = self._drop_oldest(update)
         fsync_folder(self.folder)
+        return dropped
+
+    def _drop_oldest(self, newest: str) -> list[str]:
+        """Delete the files of the oldest updates over ``MAX_WAITING``, which then count as sent without any."""
+        ages: dict[str, float] = {}
+        for suffix in (_SUFFIX, _MOMENTS):
+            ages |= {path.stem: path.stat().st_mtime for path in self.folder.glob(f"*{suffix}")}
+        old = sorted(ages.keys() - {newest}, key=ages.__getitem__, reverse=True)[MAX_WAITING - 1 :]
+        for update in old:
+            (self.folder / f"{update}{_SENT}").touch()
+            for suffix in (_SUFFIX, _MOMENTS):
+                (self.folder / f"{update}{suffix}").unlink(missing_ok=True)
+        return sorted(old)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
         """Commit the staged files of a merged update. ``server_round`` is None if unknown.

@@ -21,7 +21,7 @@ from gym_client.identity.home import Home
 from gym_fed.config.hub.task import TaskSpec, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import move_file
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import readable_bytes, without_folders
 from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.trust.identity.commitment import UploadCommitment
 from gym_fed.trust.wire.limits import DELTA_STYPE
@@ -30,6 +30,18 @@ from gym_fed.trust.wire.references import check_counts, references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _MAX_REASON = 2_000
+_ABOUT_THE_TASK = (
+    ErrorCode.POLICY_REFUSED,
+    ErrorCode.TERMS_CHANGED,
+    ErrorCode.TOO_LARGE,
+    ErrorCode.HASH_MISMATCH,
+    ErrorCode.BASE_MISMATCH,
+    ErrorCode.DELTA_INVALID,
+    ErrorCode.UPDATE_REFUSED,
+    ErrorCode.TASKS_DIFFER,
+    ErrorCode.MISSING_DEPENDENCY,
+)
+"""Errors whose messages describe what the hub sent. Others may quote rows: a base's chat template chooses its own."""
 
 
 class TaskObjects:
@@ -51,17 +63,14 @@ class TaskObjects:
     def temporary_files(self, task: pb.Task, spec: TaskSpec | None) -> list[Path]:
         """Return the files, complete or partial, of a task's objects that only this task needs: all but soups.
 
-        The task's soups are kept from now on, instead of those of the hub's last task.
-
         Raises:
             GymError: ``TOO_LARGE`` if there are more references than a message may have; ``USAGE`` for a name that is
                 not a SHA-256.
         """
         check_counts(task.content)
-        kept = KeptSoups(self._home)
-        if spec is not None:
-            kept.replace(spec.server, {soup.sha256 for soup in spec.soups})
-        soups = kept.names()
+        soups = KeptSoups(self._home).names() | (
+            set() if spec is None else {soup.sha256 for soup in spec.soups}
+        )
         paths = [self.cache.path(ref.sha256) for ref in references(task.content) if ref.sha256 not in soups]
         return [file for path in paths for file in (path, partial_file(path))]
 
@@ -71,7 +80,7 @@ class TaskObjects:
         """Download the objects that a task refers to.
 
         Additive soups are fetched as one object: the newest soup, the sum since this machine's last version, or the
-        total sum.
+        total sum. This object and the task's soups are kept from now on, instead of those of the hub's last task.
 
         Args:
             task: The task on the wire.
@@ -95,6 +104,10 @@ class TaskObjects:
             if start != end:
                 start, ref = self._combined(spec, start, retry)
                 refs.append(ref)
+                sums.drop_combined()
+        if spec is not None:
+            summing = {refs[-1].sha256} if start != end else set()
+            KeptSoups(self._home).replace(spec.server, {soup.sha256 for soup in spec.soups} | summing)
         missing = [ref for ref in refs if not self.cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
         self.policy.check_download(total)
@@ -300,8 +313,11 @@ def to_submit_records(message_id: str, records: RecordDict, put: PutObject) -> p
 
 
 def to_refusal(message_id: str, error: GymError) -> pb.SubmitRequest:
-    """Create the answer to a task that this machine failed or refused."""
-    reason = f"{error.code.value}: {error.message}"[:_MAX_REASON]
+    """Create the answer to a task that this machine failed or refused, without rows and folders of this machine."""
+    message = "the reason stays with the contributor, because it may quote rows"
+    if error.code in _ABOUT_THE_TASK:
+        message = without_folders(error.message)
+    reason = f"{error.code.value}: {message}"[:_MAX_REASON]
     return pb.SubmitRequest(message_id=message_id, error=pb.ReplyError(code=error.exit_code, reason=reason))
 
 

@@ -20,6 +20,8 @@ from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 _SECONDS_TO_SUBMIT = 300
 _KEPT_SECONDS = 7 * 24 * 3600
+_MAX_OTHERS = 2
+"""Maximum number of other tasks of a hub whose work is kept, for the case that the hub assigns them again."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class TaskFolder:
         """Start or resume the task.
 
         Work for the same task and setup is reused, even under another message id if the hub has reassigned the task.
-        Work for earlier rounds of the hub is deleted.
+        Work for earlier rounds of the hub is deleted, and all but the newest of the rest: each may have checkpoints
+        of the whole model, and a hub may take back any number of tasks.
 
         Args:
             spec: The task.
@@ -83,6 +86,11 @@ class TaskFolder:
                 return
             if _is_earlier(other, spec):
                 shutil.rmtree(other.parent)
+        others = [
+            file for file in self.path.parent.glob("*/task.json") if _spec(file)["server"] == spec.server
+        ]
+        for old in sorted(others, key=lambda file: file.stat().st_mtime, reverse=True)[_MAX_OTHERS:]:
+            shutil.rmtree(old.parent)
         make_folder(self.path)
         write_atomically(self.path / "task.json", identity)
 
@@ -193,8 +201,13 @@ def drop_old(tasks: Path) -> None:
             shutil.rmtree(folder)
 
 
+def _spec(task_file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(task_file.read_bytes())["spec"]
+    return found
+
+
 def _is_earlier(task_file: Path, spec: TaskSpec) -> bool:
-    other = json.loads(task_file.read_bytes())["spec"]
+    other = _spec(task_file)
     return bool(other["server"] == spec.server and other["server_round"] < spec.server_round)
 
 

@@ -35,6 +35,11 @@ class VersionSum:
         """Return the path of the summed soups between two versions, given by digest."""
         return self._folder / f"{_short(start)}-{_short(end)}{_SUFFIX}"
 
+    def drop_combined(self) -> None:
+        """Delete the summed soups of earlier tasks, which the hub took back before they were added."""
+        for path in self._folder.glob(f"*-*{_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
     def missing(self, soups: Sequence[SoupReference], base: str) -> tuple[str, str]:
         """Return the digests of the versions between which soups must be fetched; they are equal if none are missing.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_an_app_that_raises_is_reported_and_the_next_task_is_done(scene: Scene) 
     scene.hub.give(scene.task("m1"))
     scene.hub.give(scene.task("m2"))
     assert scene.agent(fail_once).run(max_rounds=1).num_submitted == 1
-    assert "ZeroDivisionError: oops" in scene.error_of("m1").reason
+    assert "oops" not in scene.error_of("m1").reason  # it may be from a row
     assert "oops" in scene.display.texts("failed")[0]
     assert scene.hub.submitted["m2"].HasField("content")
 
@@ -189,6 +190,31 @@ def test_a_problem_of_this_machine_ends_the_agent_and_reaches_the_hub(scene: Sce
     with pytest.raises(GymError, match="no model here"):
         scene.agent(no_model).run()
     assert scene.error_of("m1").code == ErrorCode.MODEL_NOT_FOUND.exit_code
+
+
+@pytest.mark.parametrize("code", [ErrorCode.DATA_INVALID, ErrorCode.MODEL_INVALID, ErrorCode.INTERNAL])
+def test_what_a_bases_template_writes_into_an_error_stays_on_this_machine(
+    scene: Scene, code: ErrorCode
+) -> None:
+    def rejected(message: Message, context: Context) -> RecordDict:
+        raise GymError(code, "/home/ann/rows.jsonl:3: the model's chat template rejects it: my secret row")
+
+    scene.hub.give(scene.task("m1"))
+    scene.hub.finish()
+    with suppress(GymError):
+        scene.agent(rejected).run()
+    assert "my secret row" in scene.display.texts("failed")[0]
+    assert scene.error_of("m1").reason.startswith(f"{code.value}: the reason stays with the contributor")
+
+
+def test_an_error_about_the_task_reaches_the_hub_without_folders_of_this_machine(scene: Scene) -> None:
+    def refused(message: Message, context: Context) -> RecordDict:
+        raise GymError(ErrorCode.POLICY_REFUSED, "/home/ann/rows.jsonl: 3 rows are in the suite mine")
+
+    scene.hub.give(scene.task("m1"))
+    scene.hub.finish()
+    scene.agent(refused).run()
+    assert scene.error_of("m1").reason == "policy-refused: rows.jsonl: 3 rows are in the suite mine"
 
 
 def test_a_lost_lease_stops_the_work_and_the_next_task_is_done(scene: Scene) -> None:

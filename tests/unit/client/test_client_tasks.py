@@ -80,6 +80,15 @@ def test_earlier_rounds_of_the_same_hub_are_thrown_away_and_other_hubs_are_not(t
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "new"}
 
 
+def test_tasks_that_a_hub_takes_back_without_end_leave_the_work_of_few(tmp_path: Path) -> None:
+    other = TaskFolder(tmp_path / "other")
+    other.begin(spec(1, server="s" + "1" * 16), SETUP)
+    for server_round in range(30, 10, -1):
+        TaskFolder(tmp_path / f"m{server_round}").begin(spec(server_round), SETUP)
+        os.utime(tmp_path / f"m{server_round}" / "task.json", (1, 31 - server_round))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m11", "m12", "m13", "other"]
+
+
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "no-delta"])
 def test_a_damaged_update_is_named_instead_of_sent(tmp_path: Path, damage: str) -> None:
     folder = TaskFolder(tmp_path / "m1")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -17,8 +19,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from gym_client.agent import task_objects
+from gym_client.agent.hooks import Hooks
 from gym_client.agent.kept_soups import KeptSoups
 from gym_client.agent.policy import Policy
+from gym_client.agent.residuals import MAX_WAITING, Residuals
 from gym_client.agent.task_objects import TaskObjects
 from gym_client.cli.announced import announced
 from gym_client.hub import stream, transfers
@@ -113,21 +117,68 @@ def test_an_object_that_claims_to_be_a_soup_is_kept_only_if_the_task_names_it(sc
 
 def test_a_task_deletes_no_soup_of_another_hub_and_a_new_lineage_replaces_its_old_one(scene: Scene) -> None:
     objects = TaskObjects(scene.home, scene.client, Policy(), Traffic(scene.home, scene.client.pin.server))
+    hooks = Hooks(lambda *_: None, lambda: False, time.time)
     first, second = objects.cache.put(b"first"), objects.cache.put(b"second")
 
-    def version(server: str, *soups: Path) -> Any:
-        return SimpleNamespace(server=server, soups=[SimpleNamespace(sha256=path.name) for path in soups])
+    def fetch(task: Any, server: str, *soups: Path) -> None:
+        named = [SimpleNamespace(sha256=path.name, integers=None) for path in soups]
+        spec: Any = SimpleNamespace(server="s" + server * 16, soups=named)
+        objects.fetch(task, spec, hooks, lambda action: action())
 
-    objects.temporary_files(scene.task("1"), version("a", first))
+    fetch(scene.task("1"), "a", first)
     others = scene.task("2", RecordDict({"model": ArrayRecord({"w": _array()})}))
     others.content.arrays["model"].arrays[0].sha256 = first.name
-    assert first not in objects.temporary_files(others, version("b", second))
-    objects.temporary_files(scene.task("3"), version("b", first))
+    assert first not in objects.temporary_files(others, None)
+    fetch(scene.task("2"), "b", second)
+    fetch(scene.task("3"), "b", first)
     assert (first.exists(), second.exists()) == (True, False)
-    objects.temporary_files(scene.task("4"), version("a"))
+    fetch(scene.task("4"), "a")
     assert first.exists()  # the other hub's version has it, too
-    KeptSoups(scene.home).replace("b", ())
+    KeptSoups(scene.home).replace("s" + "b" * 16, ())
     assert not first.exists()
+
+
+def test_sums_of_tasks_that_a_hub_takes_back_leave_the_disk(scene: Scene) -> None:
+    objects = TaskObjects(scene.home, scene.client, Policy(), Traffic(scene.home, scene.client.pin.server))
+    server = "s" + "a" * 16
+
+    def fetch(number: int, should_stop: Callable[[], bool]) -> None:
+        data = bytes([number]) * 2_000_000
+        scene.hub.objects[name := hashlib.sha256(data).hexdigest()] = data
+        digest = f"sha256:{number:032x}{number:032x}"
+        soup = {"sha256": "1" * 64, "sum_sha256": name, "sum_bytes": len(data), "integers": digest}
+        early = {**soup, "sha256": "2" * 64, "version_digest": "sha256:" + "e" * 64}
+        soups = [SimpleNamespace(**early), SimpleNamespace(**soup, version_digest=digest)]
+        spec: Any = SimpleNamespace(server=server, soups=soups, base_digest="sha256:" + "b" * 64)
+        task = scene.task(str(number))
+        objects.fetch(task, spec, Hooks(lambda *_: None, should_stop, time.time), lambda action: action())
+
+    for number in range(1, 4):
+        fetch(number, lambda: False)
+    assert len(list(scene.home.versions(server).iterdir())) == 1
+    for number in range(4, 7):
+        with pytest.raises(GymError, match="was stopped"):
+            fetch(number, lambda: True)
+    assert len(list(scene.home.objects.glob("*.part"))) <= 1
+
+
+def test_residuals_of_updates_that_a_hub_never_judges_are_those_of_the_newest(scene: Scene) -> None:
+    residuals = Residuals(scene.home, scene.client.pin.server)
+    sent = [f"{number:064x}" for number in range(MAX_WAITING + 3)]
+    dropped: list[str] = []
+    for number, update in enumerate(sent):
+        for name in ("residual", "moments"):
+            (file := scene.home.folder / name).write_bytes(b"1")
+            os.utime(file, (number, number))
+        dropped += residuals.stage(scene.home.folder / "residual", update, scene.home.folder / "moments")
+    assert dropped == sent[:3]
+    for suffix in (".staged", ".moments"):
+        kept = sorted(path.stem for path in residuals.folder.glob(f"*{suffix}"))
+        assert kept == sent[3:]
+    assert residuals.staged() == sent  # a verdict on any of them is still settled
+    assert residuals.settle([{"update": sent[0], "verdict": "merged", "server_round": 1}]) == {
+        sent[0]: "merged"
+    }
 
 
 def _array() -> Any:
