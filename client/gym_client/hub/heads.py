@@ -356,7 +356,8 @@ class Heads:
 
     def _lines(self) -> list[str]:
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        return text[: text.rfind("\n") + 1].splitlines()  # a crash may have truncated the last line
+        # Not splitlines: a statement's reason may contain U+2028. A crash may have truncated the last line.
+        return text.split("\n")[:-1]
 
     def _write(self, line: str) -> None:
         make_folder(self.path.parent)

@@ -201,7 +201,8 @@ class Home:
     def _receipt_lines(self) -> list[str]:
         if not self.receipts_path.exists():
             return []
-        return self.receipts_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        # not splitlines: a hub's text may contain other line separators, such as U+2028
+        return self.receipts_path.read_text(encoding="utf-8", errors="replace").split("\n")
 
     def _made(self, name: str) -> Path:
         path = self.folder / name

@@ -28,9 +28,12 @@ from typer.testing import CliRunner
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.entries import GENESIS_HASH
 from gym_fed.trust.ledger.export import first_line, lines
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead, check_fork, contradiction
 from gym_fed.trust.ledger.merkle import Tree
+from gym_fed.trust.ledger.restored import FORMAT as RESTORED_FORMAT
+from gym_fed.trust.ledger.restored import Restored, SignedRestored
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.agent_scene import Recorder
 from tests.support.tiny_hub import TinyHub
@@ -98,6 +101,19 @@ def test_heads_of_one_ledger_are_kept_in_any_order(real: RealLedger, heads: Head
         heads.see(seen[number], real.ledger.proof)
     assert heads.kept() == {head.size: head for head in (seen[1], seen[4], seen[0], seen[2])}
     assert heads.newest() == seen[4]
+
+
+def test_an_accepted_restore_whose_reason_has_a_line_separator_is_read_again(
+    real: RealLedger, heads: Heads
+) -> None:
+    head = real.append("first")
+    heads.see(head, real.ledger.proof)
+    at = head.head.at + 1
+    restored = Restored(RESTORED_FORMAT, heads.server, 0, GENESIS_HASH, at, "a disk\u2028failed", None)
+    signed = SignedRestored.sign(KEY, restored)
+    heads.accept(signed)
+    assert heads.accepted() == [signed]
+    assert heads.kept() == {}
 
 
 def test_a_backup_that_went_on_is_a_fork_with_a_proof(real: RealLedger, heads: Heads, tmp_path: Path) -> None:

@@ -298,6 +298,14 @@ def test_a_receipt_that_is_fetched_again_is_kept_once_whatever_was_counted(tmp_p
     assert [r["update"] for r in home.receipts()] == ["a", "b"]
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x1c", "\r"])
+def test_a_receipt_with_any_line_separator_is_kept_once_and_read_again(home: Home, separator: str) -> None:
+    receipt = {"update": "a", "reason": f"one{separator}two"}
+    for _ in range(2):
+        home.append_receipt({**receipt, "bytes_down": 5})
+    assert [{**each, "bytes_down": 5} for each in home.receipts()] == [{**receipt, "bytes_down": 5}]
+
+
 def test_soups_that_an_account_has_here_are_not_to_be_fetched_to_join(scene: Scene) -> None:
     from gym_client.agent.kept_soups import KeptSoups
     from gym_client.cli.announced import bytes_to_join
