@@ -42,12 +42,12 @@ def test_a_viewer_looks_and_its_posts_are_refused(hub: Served, page: Page, watch
 
 @pytest.fixture
 def hostile_hub(played: Path, tmp_path: Path) -> Iterator[Served]:
-    """A hub whose contributors' names, and the reasons of its verdicts, are markup."""
+    """A hub whose contributors' names, and the reasons of its verdicts, are markup and long words."""
     folder = tmp_path / "hub"
     shutil.copytree(played, folder)
     with closing(sqlite3.connect(folder / "hub.db")) as database:
-        database.execute("update accounts set name = ?", (HOSTILE,))
-        database.execute("update updates set reason = ?", (HOSTILE,))
+        database.execute("update accounts set name = ?", (HOSTILE.ljust(80, "W"),))
+        database.execute("update updates set reason = ?", (HOSTILE.ljust(300, "W"),))
         (contributor,) = database.execute("select contributor from accounts limit 1").fetchone()
         database.commit()
     with Federation.open(folder) as fed:
@@ -75,3 +75,6 @@ def test_markup_in_names_and_reasons_is_shown_as_text_on_every_screen(
         assert page.locator("#main img, #main script").count() == 0, path
         if path not in ("/", "/rounds"):  # where no name and no reason stands after the last round
             assert "<img" in page.inner_text("#main"), path
+        for width in chromium.WIDTHS:
+            page.set_viewport_size({"width": width, "height": chromium.HEIGHT})
+            assert chromium.sticks_out(page) == [], (path, width)

@@ -29,6 +29,7 @@ from gym_server.observe.tracing import LeaseSpans, caller_of, upload_span
 from gym_server.privacy import budget as privacy
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.admission import Receipt, UpdateSubmission
+from gym_server.rounds.answers import answered_differently, is_answered
 from gym_server.rounds.commitments import Commitments
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
@@ -117,12 +118,8 @@ class Hub(CallsBesideRounds):
                     stream.task = task.message_id
                     yield self._task(task)
                 if self.finished.is_set() and not await asyncio.to_thread(self._queue.held, session.node_id):
-                    why = await asyncio.to_thread(
-                        privacy.end_of_run,
-                        self._live_config.current,
-                        self._state.database,
-                        self._state.round_store,
-                    )
+                    hub = self._live_config.current, self._state.database, self._state.round_store
+                    why = await asyncio.to_thread(privacy.end_of_run, *hub)
                     yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
 
@@ -176,8 +173,7 @@ class Hub(CallsBesideRounds):
         return state
 
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
-        session = current_session()
-        check = partial(self._accounts.check, session)
+        check = partial(self._accounts.check, session := current_session())
         async with upload_span(self._state.server, self._state.round_store, context):
             return await self._transfers.receive(session.contributor, chunks, check)
 
@@ -218,8 +214,9 @@ class Hub(CallsBesideRounds):
                 ErrorCode.TOO_LARGE,
                 f"a reply of {counted(request.ByteSize(), 'byte')} is too large; send tensors as objects",
             )
-        caller = caller_of(context)
-        receipt = await heavily(self._submit, session.contributor, session.node_id, request, caller)
+        receipt = await heavily(
+            self._submit, session.contributor, session.node_id, request, caller_of(context)
+        )
         failpoint("after-submit")
         self._wakeups.notify()
         return pb.SubmitReply(receipt_json=receipt)
@@ -241,6 +238,8 @@ class Hub(CallsBesideRounds):
             self._transfers.check_sent(contributor, manifest.delta_sha256)
 
         def answer(tx: Connection, receipt: Receipt) -> None:
+            if is_answered(tx, message.message_id, receipt.update):
+                return
             if receipt.verdict == "refused":
                 error = pb.ReplyError(code=1, reason=f"{receipt.code}: {receipt.reason}")
                 reply = pb.SubmitRequest(message_id=message.message_id, error=error)
@@ -251,10 +250,9 @@ class Hub(CallsBesideRounds):
                 tx, message.message_id, reply.SerializeToString(), receipt.to_json(), self._state.clock.now()
             )
 
-        group = submission.server_round
-        with round_span("admit", self._state.server, group, caller):
+        with round_span("admit", self._state.server, submission.server_round, caller):
             receipt = self._admission.judge(submission, answer)
-        self._lease_spans.answered(message.message_id, group, receipt.verdict)
+        self._lease_spans.answered(message.message_id, submission.server_round, receipt.verdict)
         return receipt.to_json()
 
     def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
@@ -310,7 +308,7 @@ class Hub(CallsBesideRounds):
             request
         ):
             return receipt
-        raise GymError(ErrorCode.REPLAYED, f"task {message.message_id} was answered with a different reply")
+        raise answered_differently(message.message_id)
 
     # ---- account and ledger ----
 
