@@ -227,7 +227,10 @@ class JsonItems:
 
 def not_utf8(problem: str) -> GymError:
     """Return the error for bytes that are not UTF-8."""
-    remedy = "save the file as UTF-8; for text from older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+    remedy = (
+        "save the file as UTF-8 (in Excel: CSV UTF-8); for text from older Windows programs: "
+        "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+    )
     return GymError(ErrorCode.DATA_INVALID, problem, remedy)
 
 

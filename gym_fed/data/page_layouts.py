@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.bounded import BOM, CsvRow, decoded, delimiter_name, json_line
+from gym_fed.data.bounded import BOM, CsvRow, decoded, delimiter_name, json_line, not_utf8
 from gym_fed.data.files import after_space, cell_value
 from gym_fed.data.rows import without_filled_nulls
 
@@ -85,16 +85,19 @@ class CsvRows(PageLayout):
 
         csv.field_size_limit(MAX_ROW_BYTES)
         reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
-        if offset == 0:
-            self._header = next(reader, [])
         while True:
             at, line = read
             try:
+                if at == 0:
+                    self._header = next(reader, [])
+                    at, line = read
                 cells = next(reader, None)
-            except (csv.Error, UnicodeDecodeError) as error:
+            except csv.Error as error:
                 raise GymError(
                     ErrorCode.DATA_INVALID, f"{self._name}:{line}: not valid CSV: {error}", "quote the cell"
                 ) from error
+            except UnicodeDecodeError as error:
+                raise not_utf8(f"{self._name}: not UTF-8 near line {line}") from error
             if cells is None:
                 return
             if cells:

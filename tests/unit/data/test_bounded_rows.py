@@ -190,6 +190,7 @@ def test_text_of_one_byte_a_character_is_refused_with_the_byte_and_the_command(t
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "ok"}\n{"text": "caf\xe9"}\n')
     with pytest.raises(GymError, match="not UTF-8 at byte 28") as caught:
         load_rows(tmp_path / "a.jsonl")
+    assert "in Excel: CSV UTF-8" in caught.value.hint
     assert "iconv -f WINDOWS-1252" in caught.value.hint
 
 
