@@ -19,6 +19,9 @@ SILENT_SECONDS = 1.0
 _MAX_SILENT_SECONDS = 30.0
 """Longest interval between the lines of a spinner without a terminal."""
 
+LINE_SECONDS = 5.0
+"""Interval of progress lines without a terminal."""
+
 _TICK_SECONDS = 0.25
 
 
@@ -40,6 +43,11 @@ class Activity:
         """Add ``count`` to the number of finished parts."""
         self._done += count
 
+    @property
+    def tenth(self) -> int:
+        """Number of finished tenths of the work; 0 if the number of parts is unknown."""
+        return 10 * self._done // self._total if self._total else 0
+
     def describe(self, seconds: float) -> str:
         """Return ``loading gym-nano (3 s)``, or ``measuring: 12 of 88 (3 s)`` if the number of parts is known."""
         count = f": {self._done:,} of {self._total:,}" if self._total else ""
@@ -49,7 +57,7 @@ class Activity:
 @contextmanager
 def spinner(name: str, hint: str = "") -> Iterator[Activity]:
     """Show ``name`` while the block runs; without a terminal, print lines after 1, 2, 4, 8, 16 and 32 s, then every
-    30 s.
+    30 s, and after each tenth of the work.
 
     With ``--json`` no lines are printed, since standard error then contains only JSON errors.
 
@@ -85,11 +93,16 @@ def _clock(activity: Activity, over: threading.Event, hint: str) -> None:
 
 
 def _lines(activity: Activity, over: threading.Event, hint: str) -> None:
-    begun = time.monotonic()
-    for seconds in line_times():
-        if over.wait(begun + seconds - time.monotonic()):
-            return
-        err.print(f"{activity.describe(time.monotonic() - begun)}{hint}", style="dim")
+    begun, times, tenth = time.monotonic(), line_times(), 0
+    printed, due = begun, begun + next(times)
+    while not over.wait(max(0.0, min(_TICK_SECONDS, due - time.monotonic()))):
+        now = time.monotonic()
+        if now < due and (activity.tenth <= tenth or now < printed + LINE_SECONDS):
+            continue
+        printed, tenth = now, activity.tenth
+        while due <= now:
+            due = begun + next(times)
+        err.print(f"{activity.describe(now - begun)}{hint}", style="dim")
         hint = ""
 
 
@@ -100,9 +113,6 @@ def line_times() -> Iterator[float]:
         yield seconds
         seconds = min(2 * seconds, seconds + _MAX_SILENT_SECONDS)
 
-
-LINE_SECONDS = 5.0
-"""Interval of progress lines without a terminal."""
 
 Unit = Literal["items", "bytes"]
 

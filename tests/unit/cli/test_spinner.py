@@ -52,6 +52,22 @@ def test_counted_work_shows_its_count_and_how_to_skip_it_on_the_first_line_alone
     ]
 
 
+def test_in_a_pipe_a_tenth_of_the_work_is_a_line_although_the_next_one_is_not_due(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "line_times", lambda: iter([0.02, 1e6]))
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "LINE_SECONDS", 0.02)
+    with spinner("measuring") as activity:
+        activity.report(1, 20)
+        until("measuring: 1 of 20 ", capsys)
+        activity.report(2, 20)
+        until("measuring: 2 of 20 ", capsys)
+        activity.report(3, 20)
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "", "less than a tenth more"
+
+
 def test_in_a_pipe_long_work_is_never_silent_for_more_than_thirty_seconds() -> None:
     assert list(islice(line_times(), 8)) == [1, 2, 4, 8, 16, 32, 62, 92]
 
