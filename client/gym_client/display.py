@@ -167,16 +167,23 @@ class JsonDisplay(Display):
 
     def __init__(self) -> None:
         self._lines = PhaseLines()
+        self._at: dict[str, Any] = {}  # the unfinished phase, which a silence does not end
 
     def report(self, event: str, text: str, /, **fields: Any) -> None:
         self._write({**fields, "event": event, "message": text})
 
+    def busy(self, activity: str) -> None:
+        self._at = {}
+
     def still(self, activity: str, seconds: float) -> None:
-        self._write({"event": "busy", "message": activity, "seconds": round(seconds, 1)})
+        event = self._at or {"event": "busy", "message": activity}
+        self._write({**event, "seconds": round(seconds, 1)})
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
+        event = {"event": "progress", "phase": phase, "done": done, "total": total, "loss": loss}
+        self._at = event if done < total else {}
         if self._lines.wants(phase, done, total):
-            self._write({"event": "progress", "phase": phase, "done": done, "total": total, "loss": loss})
+            self._write(event)
 
     def _write(self, value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps({"at": round(time.time(), 3), **value}, sort_keys=True) + "\n")

@@ -112,6 +112,29 @@ def test_a_stop_is_not_a_failure_and_the_balance_stays_while_it_is_read_again(
     page.get_by_role("button", name="Pause").wait_for()
 
 
+def test_a_slow_step_keeps_the_bar_of_its_phase_and_the_last_words_are_not_the_first(
+    member: Served, page: Page
+) -> None:
+    step = {
+        "at": 2,
+        "event": "progress",
+        "phase": "train",
+        "done": 3,
+        "total": 60,
+        "loss": 0.5,
+        "seconds": 9.0,
+    }
+    with_job(page, "running", JOINED, step)
+    opened(page, member)
+    page.get_by_role("progressbar", name="Training").wait_for()
+    with_job(
+        page, "running", JOINED, step, {"event": "done", "finished": False, "num_submitted": 1, "balance": 5}
+    )
+    page.reload()
+    page.get_by_text("Ending").wait_for()
+    assert page.get_by_text("Starting").count() == 0
+
+
 def test_who_has_sent_an_update_sees_what_it_waits_for(member: Served, page: Page) -> None:
     with_job(page, "running", JOINED, SENT, WAITING)
     opened(page, member)

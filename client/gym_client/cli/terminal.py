@@ -53,6 +53,10 @@ class Consent:
         """Return True if the terms with this identifier were accepted on the command line."""
         return False
 
+    def accepts_offer(self, offer: Offer) -> bool:
+        """Return True if these terms were accepted on the command line, whatever their costs."""
+        return False
+
     def restored(self, loss: Loss) -> bool:
         """Return True to continue with a hub that was restored from a backup and lost the given records."""
         raise NotImplementedError
@@ -125,7 +129,7 @@ class TerminalConsent(Consent):
 
         if self._is_accepted(
             {"event": "offer", **offer.to_dict()},
-            named={"event": "offer", **offer.fixed_terms()},
+            named=_named(offer),
             lines=[[label, plain(text, 2 * MAX_TERM)] for label, text in offer_lines(offer)],
         ):
             return True
@@ -153,6 +157,9 @@ class TerminalConsent(Consent):
     def accepts(self, name: str) -> bool:
         return name in self._accepted
 
+    def accepts_offer(self, offer: Offer) -> bool:
+        return self.accepts(_identifier("offer", _named(offer)))
+
     def restored(self, loss: Loss) -> bool:
         if self._as_json:
             self._write({"event": "hub-restored", **loss.to_dict()})
@@ -175,15 +182,23 @@ class TerminalConsent(Consent):
 
         JSON output contains the question's identifier, a digest of ``named``, or of the whole question.
         """
-        digest = hashlib.sha256(json.dumps(named or question, sort_keys=True).encode()).hexdigest()[:32]
-        name = f"{question['event']}:{digest}"
+        name = _identifier(question["event"], named or question)
         if self._as_json:
             self._write({**question, **shown, "accept": name})
-        return name in self._accepted
+        return self.accepts(name)
 
     def _write(self, value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
         sys.stdout.flush()
+
+
+def _named(offer: Offer) -> dict[str, Any]:
+    return {"event": "offer", **offer.fixed_terms()}
+
+
+def _identifier(event: str, named: dict[str, Any]) -> str:
+    """Return the value of ``--accept`` for a question."""
+    return f"{event}:{hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
 def _screenful(lines: list[str]) -> list[str]:

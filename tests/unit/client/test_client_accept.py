@@ -37,6 +37,8 @@ def test_terms_are_accepted_by_name_and_changed_ones_are_not(capsys: pytest.Capt
         again.offer(terms(update_bytes=11))
     with pytest.raises(GymError):
         again.local_copy("base")
+    assert again.accepts_offer(terms())
+    assert not again.accepts_offer(terms(update_bytes=11))
 
 
 def accepted(offer: Any, capsys: pytest.CaptureFixture[str]) -> str:

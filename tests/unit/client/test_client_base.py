@@ -13,6 +13,8 @@ from gym_client.agent.global_model import global_model
 from gym_client.base import fetching
 from gym_client.base.offer import BaseOffer
 from gym_client.base.store import BaseStore
+from gym_client.cli import costs
+from gym_client.cli.costs import RoundTime
 from gym_client.cli.join import join
 from gym_client.cli.join_options import JoinOptions
 from gym_client.hub.traffic import total_of
@@ -143,6 +145,25 @@ def test_an_accepted_base_is_whole_checked_counted_and_found_the_next_time(
     assert "terms were not accepted" in refused(hub, home, again).message
     assert not again.offered
     assert not hub.download_offsets
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_no_steps_are_timed_for_terms_that_were_accepted_before(
+    hub: BaseHub, home: Home, monkeypatch: pytest.MonkeyPatch, is_accepted: bool
+) -> None:
+    timed: list[object] = []
+
+    def time_round(*given: object) -> RoundTime:
+        timed.append(given)
+        return RoundTime(1.0, "2 steps of 2 rows")
+
+    class Accepted(Accepting):
+        def accepts_offer(self, offer: object) -> bool:
+            return is_accepted
+
+    monkeypatch.setattr(costs, "time_round", time_round)
+    assert "terms were not accepted" in refused(hub, home, Accepted()).message
+    assert bool(timed) is not is_accepted
 
 
 def test_without_a_yes_nothing_is_fetched_and_nobody_enrolled(hub: BaseHub, home: Home) -> None:

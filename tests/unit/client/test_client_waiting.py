@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from gym_client.cli.terminal import Consent
 from gym_client.display import (
     Display,
     EventReporter,
+    JsonDisplay,
     PhaseLines,
     PlainDisplay,
     TerminalDisplay,
@@ -395,6 +397,30 @@ def test_lines_of_what_is_moved_are_in_readable_bytes_and_those_of_steps_are_not
     display.progress("upload", 60_000, 140_472, None)
     display.progress("train", 3, 30, 0.5)
     assert capsys.readouterr().err == "uploading 60.0 kB of 140.5 kB\ntraining 3/30, loss 0.5000\n"
+
+
+def test_in_json_a_slow_step_stays_a_step_of_its_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    display = JsonDisplay()
+    display.progress("train", 3, 30, 0.5)
+    display.still("training 3/30", 3.0)
+    display.progress("train", 30, 30, 0.4)
+    display.still("waiting", 2.0)
+    display.progress("upload", 0, 10, None)
+    display.busy("preparing")
+    display.still("preparing", 1.0)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [
+        (event["event"], event.get("phase"), event.get("done"), event.get("seconds")) for event in events
+    ]
+    assert kinds == [
+        ("progress", "train", 3, None),
+        ("progress", "train", 3, 3.0),
+        ("progress", "train", 30, None),
+        ("busy", None, None, 2.0),
+        ("progress", "upload", 0, None),
+        ("busy", None, None, 1.0),
+    ]
+    assert events[1]["loss"] == 0.5
 
 
 def test_what_training_warns_of_is_news_and_other_warnings_are_pythons() -> None:

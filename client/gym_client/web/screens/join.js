@@ -114,12 +114,12 @@ export async function show(root) {
 
   function working(job, events, joined) {
     const at = events.findLast((event) => ["progress", "busy"].includes(event.event)), recent = events.at(-1);
-    const isMoving = at?.event === "progress" && at === recent && at.done < at.total;
+    const isMoving = at?.event === "progress" && at === recent && at.done < at.total, silent = recent?.seconds || 0;
     const about = at?.event === "progress" ? (["fetch", "base", "upload"].includes(at.phase) ? `${bytes(at.done)} of ${bytes(at.total)}` : `${at.done} of ${at.total}`) : "";
     return el("div", {class: "doing"},
-      el("div", {class: "spread"}, state("half", joined ? joined.message : "reading the hub's terms"), stopper(job)),
-      isMoving ? el("div", {class: "field", "aria-live": "polite"}, el("span", {}, `${PHASES[at.phase] || at.phase} `, el("span", {class: "quiet"}, about, at.loss !== null && at.loss !== undefined && ` · loss ${number(at.loss)}`)), progress(at.done, at.total, PHASES[at.phase] || at.phase))
-        : el("p", {class: "quiet", "aria-live": "polite"}, phaseOf(events), waited((recent?.seconds || 0) + Date.now() / 1000 - (recent?.at || job.started_at))),
+      el("div", {class: "spread"}, state("half", joined ? joined.message : job.command.some((word) => word.startsWith("--accept")) ? "joining" : "reading the hub's terms"), stopper(job)),
+      isMoving ? el("div", {class: "field", "aria-live": "polite"}, el("span", {}, `${PHASES[at.phase] || at.phase} `, el("span", {class: "quiet"}, about, at.loss !== null && at.loss !== undefined && ` · loss ${number(at.loss)}`), silent > 0 && waited(silent + Date.now() / 1000 - recent.at)), progress(at.done, at.total, PHASES[at.phase] || at.phase))
+        : el("p", {class: "quiet", "aria-live": "polite"}, phaseOf(events), waited(silent + Date.now() / 1000 - (recent?.at || job.started_at))),
       details(job));
   }
 
@@ -127,6 +127,7 @@ export async function show(root) {
   function phaseOf(events) {
     const recent = events.findLast((event) => event.event !== "policy"), sent = events.findLast((event) => ["receipt", "verdict"].includes(event.event));
     if (recent?.message?.startsWith("paused: run")) return "Paused";
+    if (recent?.event === "done") return "Ending";
     if (recent?.event === "task") return "Preparing the task";
     if (recent?.event === "waiting" && sent?.event === "receipt" && sent.verdict === "admitted") return "The hub has your update. Its verdict follows when enough others have sent theirs";
     return recent?.message || "Starting";
