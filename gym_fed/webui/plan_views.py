@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.models import pick_device
+from gym_fed.config.train.defaults import ROW_KEYS
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.training.defaults import with_defaults
@@ -47,7 +48,7 @@ class PlanViews:
         if request["timed"] and plan.available is not None:
             plan = self._timed(config, plan)
         answer: dict[str, Any] = plain(plan.facts())
-        return answer
+        return answer | {"by_rows": {key: getattr(config, key) for key in ROW_KEYS}}
 
     def _timed(self, config: TrainingConfig, plan: RunPlan) -> RunPlan:
         """Add the time of a step, measured once for all configs that differ in rows, length or folder only."""

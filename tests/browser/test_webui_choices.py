@@ -227,3 +227,45 @@ def test_a_bad_file_is_named_with_a_remedy_and_cannot_be_started(
     drop(page, name, content)
     page.locator(".problem, .problem-list", has_text=said).first.wait_for()
     assert page.get_by_role("button", name="Start", exact=True).is_disabled()
+
+
+def test_on_a_phone_long_names_wrap_and_the_plan_says_what_the_rows_chose(
+    bench: Served, open_page: Open
+) -> None:
+    (bench.folder / "rows.csv").write_text(ROWS)
+    page, _ = open_page()
+    rows = {"num_train_epochs": 8, "per_device_train_batch_size": 4}
+    page.route("**/api/v1/train/plan", lambda route: route.fulfill(json={**PLAN, "by_rows": rows}))
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+
+    def checked(route: Route) -> None:
+        chosen = [{"key": key, "value": "by the rows", "reason": ""} for key in (*rows, "max_length")]
+        route.fulfill(json={**route.fetch().json(), "chosen": chosen})
+
+    page.route("**/api/v1/train/check", checked)
+    page.goto(bench.url)
+    page.locator("#rows-here").select_option("rows.csv")
+    page.locator(".estimate").get_by_text("about 12 s").wait_for()
+    page.locator("summary", has_text="How it is made up").click()
+    shown = page.locator(".estimate .facts").inner_text().split("\n")
+    assert [shown[shown.index(key) + 1] for key in (*rows, "max_length")] == ["8", "4", "by the rows"]
+    page.get_by_label("Find a model").fill("models/SmolLM2-135M-Instruct-and-more-of-its-name")
+    page.get_by_role("button", name="Take").wait_for()
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert chromium.sticks_out(page) == []
+
+
+def test_text_of_an_older_program_gets_its_remedy_and_the_file_keeps_its_name(
+    bench: Served, open_page: Open
+) -> None:
+    (bench.folder / "kunden.csv").write_bytes("Frage,Antwort\nWie groß?,Sehr groß\n".encode("cp1252"))
+    page, watch = open_page()
+    watch.allowed.append("status of 422")
+    page.goto(bench.url)
+    page.locator("#rows-here").select_option("kunden.csv")
+    failed = page.locator(".state.failed")
+    failed.get_by_text("in Excel: CSV UTF-8").wait_for()
+    assert failed.locator("p").inner_text().startswith("kunden.csv: not UTF-8 near line 2. Save the file")
+    problem = page.locator("#problems .shape")
+    problem.get_by_text("One problem").wait_for()
+    assert problem.evaluate("node => getComputedStyle(node).textDecorationLine") == "none"

@@ -299,7 +299,8 @@ export function failed(error, again) {
     again && el("button", {onclick: () => again()}, "Try again"));
 }
 
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+// A first word in capitals, unless it is a path, a name or a command.
+const capital = (text) => (/^(?!gym\b)\p{Ll}[\p{Ll}'’-]*[,;:.]?(\s|$)/u.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text);
 
 let saying = null;
 export function say(text) {

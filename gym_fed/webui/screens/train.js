@@ -184,7 +184,7 @@ export async function show(root, parameters, query) {
       el("details", {}, el("summary", {class: "small"}, "How it is made up"), facts([
         ["Steps", found.steps ? number(found.steps) : "determined by the rows"],
         ["Time per step", found.seconds_per_step ? `${found.seconds_per_step.toFixed(2)} s` : "not known"],
-        ...checked.chosen.map((one) => [one.key, el("span", {title: one.reason}, String(one.value))]),
+        ...checked.chosen.map((one) => [one.key, el("span", {title: one.reason}, String(found.by_rows?.[one.key] ?? one.value))]),
         ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`], ["Device", found.device],
         ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]))));
     if (timed && wasInLength) document.getElementById("run-length")?.focus();

@@ -49,8 +49,8 @@ function modelChoice({offered, text, change}) {
     const every = shown(), words = search.value.trim();
     redraw(list, every.slice(0, MOST_SHOWN).map((one) => option(one, one.name === now())));
     replace(note, every.length > MOST_SHOWN ? `${number(every.length - MOST_SHOWN)} more; type to find one. ` : "", said,
-      words && mayChange() && el("button", {type: "button", id: "search-hub", onclick: searchHub}, `Search the Hub for “${words}”`),
-      words && mayChange() && !every.some((one) => one.name === words) && el("button", {type: "button", id: "take-name", onclick: () => choose({name: words})}, `Take “${words}”`));
+      words && mayChange() && el("button", {type: "button", class: "long", id: "search-hub", onclick: searchHub}, `Search the Hub for “${words}”`),
+      words && mayChange() && !every.some((one) => one.name === words) && el("button", {type: "button", class: "long", id: "take-name", onclick: () => choose({name: words})}, `Take “${words}”`));
     weigh(every.slice(0, MOST_SHOWN).filter((one) => !one.isFar && !one.base));
   }
 
