@@ -16,7 +16,7 @@ from gym_fed.trust.identity.login import parse_invite
 from tests.support.private_hub import PrivateRounds, private_hub
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
     from tests.support.chromium import Watch
 
@@ -63,6 +63,21 @@ def test_screens_follow_a_round_without_a_reload(hub: tuple[PrivateRounds, Dashb
         rounds.run()
         page.wait_for_function(f"() => {count} > {before}")
         assert page.evaluate(IS_KEPT), path
+
+
+def test_a_pause_is_shown_while_its_last_round_collects(
+    hub: tuple[PrivateRounds, Dashboard], page: Page
+) -> None:
+    _, dashboard = hub
+
+    def paused(route: Route) -> None:
+        about = route.fetch().json()
+        state = {"server_round": 2, "state": "collecting", "pause": "the hub is paused: lunch"}
+        route.fulfill(json={**about, "snapshot": {**about["snapshot"], **state}})
+
+    page.route("**/api/v1/overview", paused)
+    page.goto(dashboard.url)
+    page.get_by_text("send their updates. The hub is paused: lunch. No round follows").wait_for()
 
 
 def test_a_hostile_name_is_text_on_every_screen(

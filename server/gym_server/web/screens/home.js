@@ -84,6 +84,7 @@ function sentence(now, about) {
   if (now.paused) return `Waiting until ${new Date(now.paused.until * 1000).toLocaleTimeString()}: ${now.paused.reason}`;
   if (now.state === "aborted" && now.reason) return `Aborted: ${now.reason}`;
   if (now.state === "open" && about.is_running && typeof now.connected === "number" && now.connected < now.quorum) return `Waits for contributors: ${number(now.connected)} of the ${number(now.quorum)} that a round needs are connected.`;
+  if (now.pause) return `${MEANING[now.state]} ${sentenceOf(now.pause)} No round follows this one until it is resumed.`;
   if (now.merge) return `${MEANING.merging} Now: ${now.merge.phase}${now.merge.total ? `, ${number(now.merge.done)} of ${number(now.merge.total)}` : ""}.`;
   return MEANING[now.state] || "";
 }
