@@ -254,6 +254,46 @@ def test_no_writable_volume_is_shared_and_prometheus_reads_the_keys_where_they_a
         assert mounts["prometheus"][str(file.parent)] == mounts[name][str(written.parent)]
 
 
+FAKE_WEED = """#!/bin/sh
+read -r line
+echo "$line" >> calls
+case $line in
+*list) [ ! -e bucket ] || printf '  hub\\tsize:0\\n';;
+*create*) if [ "$(grep -c create calls)" -gt 2 ]; then touch bucket; else echo 'error: no filer' >&2; fi;;
+esac
+"""
+"""SeaweedFS' shell, which prints errors and exits with 0, before and after a filer has joined."""
+
+
+def make_bucket(folder: Path, weed: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of the service ``bucket`` with a program in place of ``weed``, and without pauses."""
+    for name, text in {"weed": weed, "sleep": "#!/bin/sh\n"}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    service = COMPOSE["services"]["bucket"]
+    words = [*service["entrypoint"], *(word.replace("$$", "$") for word in service["command"])]
+    variables = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=60)
+
+
+def test_the_bucket_is_created_again_until_the_store_lists_it(tmp_path: Path) -> None:
+    assert make_bucket(tmp_path, FAKE_WEED).returncode == 0
+    assert (tmp_path / "bucket").exists()
+    assert make_bucket(tmp_path, FAKE_WEED).returncode == 0
+    assert (tmp_path / "calls").read_text().count("create") == 3, "a bucket that is there is not created"
+
+
+def test_a_bucket_that_cannot_be_created_fails(tmp_path: Path) -> None:
+    failed = make_bucket(tmp_path, "#!/bin/sh\necho 'error: no filer' >&2\n")
+    assert failed.returncode != 0
+    assert "no filer" in failed.stderr
+
+
+def test_a_database_that_is_still_being_created_is_not_healthy() -> None:
+    check = COMPOSE["services"]["db"]["healthcheck"]["test"]
+    assert "-h" in check, "the server that creates it answers at its socket, and at no address"
+
+
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="caddy is not installed")
 def test_caddy_accepts_its_config(tmp_path: Path) -> None:
     hosts = {f"{name}_HOST": f"{name.lower()}.example.org" for name in ("API", "DASHBOARD", "GRAFANA")}
