@@ -221,12 +221,15 @@ def transformers_logits(model: Any) -> Tensor:
 
 
 def step_logits(served: PackedSteps) -> Tensor:
-    """Return the logits of packed steps for the last three ``tokens``, computed in chunks alongside another request."""
+    """Return the logits of packed steps for the last three ``tokens``, computed in chunks.
+
+    Another request is in every step but the last one, since kernels for one row differ from those for several.
+    """
     cache, other = served.new_cache(), served.new_cache()
-    logits = []
-    for part in parts(served.vocabulary):
-        logits.append(served.step([Chunk([1 % served.vocabulary], other), Chunk(part, cache)])[1])
-    return torch.stack(logits)
+    chunks = [Chunk(part, cache) for part in parts(served.vocabulary)]
+    beside = Chunk([1 % served.vocabulary], other)
+    steps = [*([beside, chunk] for chunk in chunks[:-1]), chunks[-1:]]
+    return torch.stack([served.step(step)[-1] for step in steps])
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:

@@ -218,6 +218,23 @@ def test_products_of_bfloat16_that_are_not_those_of_float32_are_refused(
         MultiVariantModel(model, base_format="bfloat16")
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_product_that_is_wrong_for_one_row_or_for_several_is_refused(
+    folder: Path, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _ = load_base(str(folder), [], "bfloat16", plain=True)
+    right = TiledLinear.multiply
+
+    def off(self: TiledLinear, x: torch.Tensor, y: torch.Tensor) -> None:
+        right(self, x, y)
+        if (len(x) == 1) == alone:
+            y *= 1.1
+
+    monkeypatch.setattr(TiledLinear, "multiply", off)
+    with pytest.raises(GymError, match="logits in packed bfloat16 are off by"):
+        MultiVariantModel(model, base_format="bfloat16")
+
+
 @pytest.mark.parametrize("format", ["int8", "int4"])
 def test_packed_weights_that_are_not_the_base_s_are_refused_at_the_first_start(
     folder: Path, format: str, monkeypatch: pytest.MonkeyPatch
