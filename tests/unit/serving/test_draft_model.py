@@ -15,7 +15,9 @@ import torch
 from gym_fed.base.models import nano_path
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.draft_model import DraftModel
 from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.proposals import DraftProposer
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.kv_cache import KVPool
 from gym_fed.serving.setup import open_serving
@@ -74,6 +76,67 @@ def test_answers_are_those_without_a_draft(tokenizer: Any, noise: float) -> None
     assert stats.proposed_tokens > 0
     if not noise:
         assert stats.steps < 0.7 * before.steps
+    assert draft.pool.free_blocks == draft.pool.num_blocks
+
+
+SCHEMA = '{"type": "array", "items": {"enum": [true]}, "minItems": 8, "maxItems": 12}'
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.8, "top_p": 0.9, "logprobs": 3},
+        {"temperature": 0.8, "top_k": 5},
+        {"temperature": 0.8, "min_p": 0.1},
+        {"logit_bias": {65: 4.0, 97: -9.0}, "logprobs": 0},
+        {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.2, "logprobs": 2},
+        {"stop": ("a", "e", "o"), "logprobs": 2},
+        {"json_schema": SCHEMA, "logprobs": 1},
+        {"min_tokens": 12, "ignore_eos": False, "stop_token_ids": (65, 66, 67)},
+        {"max_tokens": 1},
+        {"max_tokens": 2, "logprobs": 1},
+    ],
+    ids=lambda sampling: "-".join(sampling),
+)
+def test_no_parameter_makes_a_draft_change_an_answer(tokenizer: Any, sampling: dict[str, Any]) -> None:
+    params = {"max_tokens": 40, "temperature": 0.0, "seed": 3, "ignore_eos": True, **sampling}
+    wanted = [
+        GenerationRequest([7, 8, 9] * 4, SamplingParams(**params), variant) for variant in (None, "bob")
+    ]
+    plain, _ = answered(tokenizer, EngineConfig(), None, wanted)
+    found, stats = answered(tokenizer, DRAFT, ToyDraft(0.3), wanted)
+    assert found == plain
+    assert (stats.proposed_tokens > 0) == (params["max_tokens"] > 2)
+    assert stats.generated_tokens == sum(len(tokens) for tokens, *_ in found)
+
+
+def test_a_cancelled_answer_frees_the_draft_s_cache_and_the_next_is_unchanged(tokenizer: Any) -> None:
+    draft, (request, _) = ToyDraft(), requests()
+    with Engine(ToyModel(), tokenizer, None, DRAFT, draft) as engine:
+        generation = engine.submit(request)
+        next(iter(generation))
+        generation.cancel()
+        assert generation.result(SECONDS).finish_reason == "cancelled"
+        whole = engine.submit(request).result(SECONDS)
+    assert [(whole.token_ids, whole.text, whole.finish_reason, whole.logprobs)] == answered(
+        tokenizer, EngineConfig(), None, [request]
+    )[0]
+    assert draft.pool.free_blocks == draft.pool.num_blocks
+
+
+def test_with_a_full_kv_cache_answers_are_preempted_and_unchanged(tokenizer: Any) -> None:
+    wanted = requests(6)
+    plain, _ = answered(tokenizer, EngineConfig(), None, wanted)
+    size = {"kv_cache_size": ToyModel.bytes_per_token * 16 * 9}
+    draft = ToyDraft(0.3)
+    with Engine(
+        ToyModel(), tokenizer, ToySource("alice", "bob"), DRAFT.model_copy(update=size), draft
+    ) as engine:
+        generations = [engine.submit(request) for request in wanted]
+        found = [generation.result(SECONDS) for generation in generations]
+        stats = engine.stats()
+    assert [(one.token_ids, one.text, one.finish_reason, one.logprobs) for one in found] == plain
+    assert stats.preemptions > 0
     assert draft.pool.free_blocks == draft.pool.num_blocks
 
 
@@ -187,3 +250,78 @@ def test_a_draft_whose_state_cannot_be_rolled_back_is_refused(tokenizer: Any) ->
     with pytest.raises(GymError, match="the state of the draft model cannot be rolled back"):
         Engine(ToyModel(), tokenizer, None, DRAFT, draft)
     assert KVPool().paged
+
+
+class Drafting:
+    """A draft, and answers in decode that it proposes tokens for."""
+
+    def __init__(self, *texts: list[int], blocks: int = 100, **limits: int) -> None:
+        self.toy = ToyDraft()
+        kv_bytes = 16 * blocks * self.toy.bytes_per_token
+        self.draft = DraftModel(
+            self.toy, kv_bytes, **{"vocabulary": 262, "max_tokens": 1000, "context": 256, **limits}
+        )
+        self.rows: list[Any] = [
+            SimpleNamespace(proposer=DraftProposer(ids, 4), pictures=(), most_proposed=9) for ids in texts
+        ]
+
+    def proposals(self) -> list[list[int]]:
+        self.draft.prepare(self.rows)
+        return [row.proposer.ready for row in self.rows]
+
+    @property
+    def used_blocks(self) -> int:
+        return self.toy.pool.num_blocks - self.toy.pool.free_blocks
+
+
+@pytest.mark.parametrize(
+    ("ids", "limits", "count"),
+    [
+        ([7, 8], {"vocabulary": 9}, 4),
+        ([7, 9], {"vocabulary": 9}, 0),
+        ([7] * 16, {"context": 20}, 4),
+        ([7] * 17, {"context": 20}, 0),
+        ([7] * 13, {"blocks": 1}, 4),  # the last proposed token is not read
+        ([7] * 14, {"blocks": 1}, 0),
+    ],
+)
+def test_a_text_is_drafted_up_to_the_limits(ids: list[int], limits: dict[str, int], count: int) -> None:
+    drafting = Drafting(ids, **limits)
+    (proposal,) = drafting.proposals()
+    assert len(proposal) == count
+    assert all(token < limits.get("vocabulary", 262) for token in proposal)
+
+
+def test_texts_with_images_and_more_than_one_text_are_not_drafted() -> None:
+    drafting = Drafting([7, 8])
+    drafting.rows[0].pictures = ("picture",)
+    assert drafting.proposals() == [[]]
+    assert Drafting([7, 8], [9]).proposals() == [[], []]
+
+
+def test_a_prompt_that_is_read_in_parts_gets_the_same_proposals() -> None:
+    ids = list(range(40))
+    parts, whole = Drafting(list(ids), max_tokens=16), Drafting(list(ids))
+    assert [parts.proposals() for _ in range(3)] == [[[]], [[]], whole.proposals()]
+
+
+@pytest.mark.parametrize("accepted", range(6))
+def test_what_was_drafted_is_read_again_from_the_first_other_token_on(accepted: int) -> None:
+    drafting = Drafting(ids := [7, 8, 9])
+    (proposal,) = drafting.proposals()
+    ids += [*proposal[:accepted], 11] if accepted < 5 else [11, *proposal]
+    assert drafting.proposals() == Drafting(list(ids)).proposals()
+    assert drafting.toy.steps[4][0][0] == (len(ids) - 3 - min(accepted, 3) if accepted < 5 else 5)
+
+
+def test_only_failures_in_a_row_turn_a_draft_off_and_each_frees_its_cache() -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("broken draft")
+
+    drafting = Drafting([7, 8])
+    for fails in (True, True, False, True, True, False):
+        drafting.toy.fail = fail if fails else None
+        assert (drafting.proposals() == [[]]) == fails
+        assert drafting.used_blocks == (not fails)
+    drafting.draft.release()
+    assert drafting.used_blocks == 0
