@@ -58,6 +58,7 @@ class DeltaFile:
         self.manifest = manifest
         self._names = {r.name: None for r in manifest.tensors if split_rows(r.name) is None}
         self._map: mmap.mmap | None = view
+        self._sections: dict[torch.dtype, Tensor] = {}
         self._layout = layout
         self._records = {record.name: record for record in manifest.tensors}
         self._starts = {d: len(view) - layout.data_bytes + at for d, at in layout.section_starts().items()}
@@ -202,6 +203,7 @@ class DeltaFile:
         """Unmap the file. Live views from ``payload`` keep the memory, not the file."""
         if self._map is not None:
             view, self._map = self._map, None
+            self._sections.clear()
             unmap(view)
 
     def __enter__(self) -> DeltaFile:
@@ -218,10 +220,16 @@ class DeltaFile:
         return self._map
 
     def _view(self, field: Field) -> Tensor:
-        """View a field through numpy, which keeps the map alive under a live view; torch alone does not."""
-        offset = self._starts[field.dtype] + field.start
-        raw = np.frombuffer(self._open_map(), np.uint8, field.size, offset)
-        return torch.from_numpy(raw).view(field.dtype).reshape(field.shape)
+        section = self._sections.get(field.dtype)
+        if section is None:
+            section = self._sections[field.dtype] = self._section(field.dtype)
+        itemsize = field.dtype.itemsize
+        return section.narrow(0, field.start // itemsize, field.size // itemsize).view(field.shape)
+
+    def _section(self, dtype: torch.dtype) -> Tensor:
+        """View a section through numpy, which keeps the map alive under a live view; torch alone does not."""
+        raw = np.frombuffer(self._open_map(), np.uint8, self._layout.sections[dtype], self._starts[dtype])
+        return torch.from_numpy(raw).view(dtype)
 
     def _check_values(self) -> None:
         for name, record in self._records.items():

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,7 +46,7 @@ class Field:
     shape: tuple[int, ...]
     start: int
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
