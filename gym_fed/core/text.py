@@ -32,6 +32,8 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
 }
 """Invisible characters that Unicode classifies as letters or marks: fillers, variation selectors."""
 
+_MAX_MARKS = 4
+
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of the following text."""
 
@@ -89,14 +91,21 @@ def is_visible(character: str) -> bool:
 def is_name(text: str, limit: int) -> bool:
     """Return True if ``text`` is a valid name.
 
-    A name has 1 to ``limit`` visible characters, no space at its ends and no combining mark before any letter.
+    A name has 1 to ``limit`` visible characters, no space at its ends, no combining mark before any letter, and at most
+    ``_MAX_MARKS`` in a row, since they would cover the lines above.
     """
     return (
         1 <= len(text) <= limit
         and text == text.strip()
         and all(map(is_visible, text))
         and not unicodedata.combining(text[0])
+        and max(map(len, _marks(text).split())) <= _MAX_MARKS
     )
+
+
+def _marks(text: str) -> str:
+    """Return ``m`` for each mark over or under a letter, and a space for any other character; never only spaces."""
+    return "m " + "".join("m" if unicodedata.category(each) in ("Mn", "Me") else " " for each in text)
 
 
 def require_utf8(what: str, text: object, hint: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
 from gym_fed.core.plain_yaml import parse_value
+from gym_fed.core.text import plain
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.folder import FolderLock, is_held
 from gym_fed.training.run.hooks import ShouldStop, StepReport
@@ -143,7 +145,7 @@ class Search:
             # A new seed per trial, since otherwise workers and resumed searches would draw the same settings.
             study.sampler = self._sampler(self.config.search.seed + len(study.get_trials(deepcopy=False)))
             trial = study.ask()
-            name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
+            name = _folder_of(trial) or f"trial-{trial.number:04d}"
             trial.set_user_attr(_FOLDER, name)
             folder = self.folder / _WORKERS / name
             folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +202,7 @@ class Search:
 
         num_running = 0
         for trial in study.get_trials(states=(TrialState.RUNNING,)):
-            name = trial.user_attrs.get(_FOLDER)
+            name = _folder_of(trial)
             if name is not None and is_held(self.folder / _WORKERS / name):
                 num_running += 1
                 continue
@@ -212,7 +214,7 @@ class Search:
         import optuna
 
         values = {key: _suggest(trial, key, r) for key, r in self.config.search.parameters.items()}
-        name = trial.user_attrs[_FOLDER]
+        name = str(_folder_of(trial))
 
         def on_report(report: StepReport) -> None:
             if self._on_report is not None:
@@ -270,16 +272,16 @@ class Search:
         Raises:
             GymError: ``CONFIG_INVALID`` with a key that is unknown or has an invalid value.
         """
-        plain = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
+        given = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
         for key, value in values.items():
-            parent = plain
+            parent = given
             *sections, name = key.split(".")
             for section in sections:
                 if not isinstance(parent.get(section), dict):
                     parent[section] = {}
                 parent = parent[section]
             parent[name] = value
-        return validate(plain, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
+        return validate(given, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
 
     def _claim_folder(self) -> None:
         """Refuse a folder with a different search; only the number of trials and the paths may differ."""
@@ -316,6 +318,22 @@ class Search:
         complete = [r for r in results if r.value is not None and r.state == "complete"]
         sign = 1 if self.config.search.direction == "minimize" else -1
         return min(complete, key=lambda r: (sign * (r.value or 0.0), r.number), default=None)
+
+
+def _folder_of(trial: Any) -> str | None:
+    """Return the name of a trial's folder; None if it has none yet.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` for any other name, since a search from somebody else may name a path.
+    """
+    name: str | None = trial.user_attrs.get(_FOLDER)
+    if name is not None and not re.fullmatch(r"trial-[0-9]{4,9}", str(name)):
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"trial {trial.number} of the search has the folder {plain(name, 80)!r}",
+            "delete the search's folder, or choose another output_dir",
+        )
+    return name
 
 
 def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:

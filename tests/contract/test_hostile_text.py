@@ -177,7 +177,11 @@ def test_a_reply_to_a_task_may_say_anything(hub: LoopbackHub, stranger: HubClien
 
 
 @pytest.mark.parametrize(
-    "name", ["a\x1b[2Jb", "a\u202eb", "a\u200bb", "\u3164", "a\nb", "", " ", "x" * 81, "\u0301a", "a\ufe0f"]
+    "name",
+    [
+        *("a\x1b[2Jb", "a\u202eb", "a\u200bb", "\u3164", "a\nb", "", " ", "x" * 81, "\u0301a", "a\ufe0f"),
+        "a" + "\u0301" * 5,  # marks that cover the lines above
+    ],
 )
 def test_a_name_that_is_not_what_it_seems_is_refused(hub: LoopbackHub, tmp_path: Path, name: str) -> None:
     with pytest.raises(GymError) as caught:
@@ -186,7 +190,7 @@ def test_a_name_that_is_not_what_it_seems_is_refused(hub: LoopbackHub, tmp_path:
     assert_harmless(str(caught.value))
 
 
-@pytest.mark.parametrize("name", ["[/x]", "Zoë Ünal", "李雷", "a [bold]b", "😀"])
+@pytest.mark.parametrize("name", ["[/x]", "Zoë Ünal", "e\u0302\u0303", "李雷", "a [bold]b", "😀"])
 def test_what_can_be_read_is_a_name_and_every_command_shows_it(
     hub: LoopbackHub, tmp_path: Path, name: str
 ) -> None:

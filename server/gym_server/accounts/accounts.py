@@ -130,7 +130,7 @@ class Accounts:
         if not is_name(name, MAX_NAME):
             raise GymError(
                 ErrorCode.USAGE,
-                f"name {plain(name, 80)!r} is empty, is longer than {MAX_NAME} characters, or has invisible characters",
+                f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or invisible or stacked ones",
                 "choose another with --name",
             )
         with self._signed_for_us():

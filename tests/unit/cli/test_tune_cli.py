@@ -59,6 +59,19 @@ def test_trials_differ_and_the_best_is_a_config_that_trains(tiny_base: Path, tmp
     assert (run / "result.json").exists()
 
 
+def test_a_search_from_somebody_else_trains_in_no_folder_outside_of_it(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    settings = config(tiny_base, tmp_path / "search")
+    Search(settings, should_stop=lambda: False)._claim_folder()
+    study = Search(settings)._study()
+    study.enqueue_trial({}, user_attrs={"folder": "../../../outside"})
+    with pytest.raises(GymError, match=r"trial 0 of the search has the folder '\.\./") as caught:
+        Search(settings).run()
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    assert not (tmp_path / "outside").exists()
+
+
 def test_a_stopped_search_repeats_the_stopped_trial_from_its_checkpoint(
     tiny_base: Path, tmp_path: Path
 ) -> None:

@@ -68,8 +68,8 @@ export function strip(verdicts, newest, rounds) {
 export const stripLegend = () => el("ul", {class: "strip-legend", "aria-label": "Shapes of verdicts"},
   SHAPES.map(([kind, text]) => el("li", {}, el("span", {class: "strip", "aria-hidden": "true"}, el("i", {class: kind})), text)));
 
-// A link to a contributor, or only the name if there is no account.
-export const person = (id, name) => (id ? el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id) : name);
+// A link to a contributor, or only the name if there is no account. The name's direction does not change that of other text.
+export const person = (id, name) => (id ? el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, el("bdi", {}, name || id)) : el("bdi", {}, name));
 
 // Why a chart of the held-out loss has no point yet.
 export const noLoss = (isMeasured) => (isMeasured ? "The first points, of the base model and of version 1, come with the first merge." : "Not measured: this hub has no held-out rows (gate.heldout).");
