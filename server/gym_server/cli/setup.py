@@ -177,7 +177,7 @@ def init_hub(
     """
     require_new(folder)
     require_same_tensors(choices.base_model)
-    make_folder(folder)
+    make_folder(folder, 0o700)
     text = choices.config_text()
     draft = folder / f".{CONFIG_NAME}.draft"
     draft.write_text(text, encoding="utf-8")
@@ -187,7 +187,7 @@ def init_hub(
         draft.unlink()
     ids = create_keys(folder, passphrase() if passphrase else None)
     Database.open(config.storage.database, folder).close()
-    write_atomically(folder / CONFIG_NAME, text.encode())
+    write_atomically(folder / CONFIG_NAME, text.encode(), 0o600)  # it may get passwords
     return ids
 
 
