@@ -319,8 +319,9 @@ class DashboardConfig(StrictModel):
     )
     """The address at which others reach the pages, such as ``https://hub.example.org``; it is in invites and on the
     page for members."""
-    install: str = Field("pip install gym-fed", min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
-    """The command that installs the client, in invites and on the page for members."""
+    install: str | None = Field(None, min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
+    """The command that installs the client, in invites and on the page for members. Default: ``pip install gym-fed`` if
+    this hub's gym-fed came from a package index, else ``pip install WHEEL`` for the file that you send along."""
 
     @field_validator("listen")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gym_server.store.tables import invites
 MAX_NOTE = 200
 """Maximum length of an invite's note, in characters."""
 
+_INSTALL_WHEEL = "pip install WHEEL"
 _ID_DIGITS = 12
 _DAY_SECONDS = 86_400
 _CANCELLED = 0.0
@@ -68,7 +70,19 @@ def open_link(config: ServerConfig, folder: Path, fingerprint: str) -> str | Non
 
 def install_lines(config: ServerConfig) -> list[str]:
     """Return the two commands that install the client and open its page."""
-    return [(config.dashboard or DashboardConfig()).install, "gym-client ui"]
+    return [(config.dashboard or DashboardConfig()).install or _install_command(), "gym-client ui"]
+
+
+def needs_wheel(config: ServerConfig) -> bool:
+    """Return True if the coordinator must send the wheel along, since no package index has this hub's gym-fed."""
+    return install_lines(config)[0] == _INSTALL_WHEEL
+
+
+def _install_command() -> str:
+    """Return the command that installs gym-fed from where this hub's came; PEP 610 records a file or a checkout."""
+    installed = [one for one in metadata.distributions(name="gym-fed") if one.read_text("RECORD") is not None]
+    is_indexed = bool(installed) and all(one.read_text("direct_url.json") is None for one in installed)
+    return "pip install gym-fed" if is_indexed else _INSTALL_WHEEL
 
 
 def invite_message(config: ServerConfig, link: str, valid_seconds: float) -> str:
@@ -82,7 +96,7 @@ def invite_message(config: ServerConfig, link: str, valid_seconds: float) -> str
     pages = config.dashboard and config.dashboard.public_url
     install, page = install_lines(config)
     steps = (
-        ("install", install),
+        ("install", f"{install} (the file sent with this message)" if needs_wheel(config) else install),
         ("join", f"{page} (paste the link below there), or"),
         ("", "gym-client join --invite LINK --data FILE"),
         ("leave", "gym-client leave"),

@@ -113,6 +113,7 @@ Contributor = Annotated[
 ]
 _MOST = 1000
 _DAY_SECONDS = 86_400
+_SEND_WHEEL = "no package index has this gym-fed: send its wheel along (make wheel), or set dashboard.install"
 
 
 def add_account_commands(app: typer.Typer) -> None:
@@ -275,19 +276,26 @@ def create_invites(
         )
     notes = notes * (count or 1)
     with opened(folder) as fed:
-        from gym_server.accounts.invitations import address_for_others, invite_message, make_invites
+        from gym_server.accounts.invitations import (
+            address_for_others,
+            invite_message,
+            make_invites,
+            needs_wheel,
+        )
 
         seconds = expires_days * _DAY_SECONDS
         invites = make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, notes, seconds)
         where = address_for_others(fed.config, fed.folder)
         link = invites[0]["invite"] if len(invites) == 1 else "LINK"
         message = invite_message(fed.config, link, seconds)
-    alone = f"\n\nonly this machine can connect to {where.host}; set advertise to admit others"
+        remarks = [_SEND_WHEEL] if needs_wheel(fed.config) else []
+    if where.is_loopback:
+        remarks.append(f"only this machine can connect to {where.host}; set advertise to admit others")
     print_result(
         as_json,
         {"invite": invites[0]["invite"], "invites": invites, "expires_days": expires_days},
         lambda: print_columns([(one["id"], one["note"], one["invite"]) for one in invites]),
-        note=f"\na message to send along:\n\n{message}{alone if where.is_loopback else ''}",
+        note="\n\n".join([f"\na message to send along:\n\n{message}", *remarks]),
     )
 
 

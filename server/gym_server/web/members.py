@@ -11,7 +11,7 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import readable_bytes
 from gym_fed.web.app import Looking
-from gym_server.accounts.invitations import install_lines, open_link
+from gym_server.accounts.invitations import install_lines, needs_wheel, open_link
 from gym_server.store.tables import updates
 from gym_server.web.hub_view import HubView
 from gym_server.web.model import page_of_versions
@@ -41,6 +41,7 @@ def routes(view: HubView, fingerprint: str) -> APIRouter:
             "name": view.config.name,
             "enrolment": view.config.enrolment.policy,
             "install": install_lines(view.config),
+            "needs_wheel": needs_wheel(view.config),
             "link": open_link(view.config, view.state.folder, fingerprint),
             "fingerprint": fingerprint,
             "public_url": None if pages is None else pages.public_url,

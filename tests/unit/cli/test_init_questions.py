@@ -6,12 +6,14 @@ import json
 import os
 import pty
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import Result
+from gym_server.accounts.invitations import install_lines, needs_wheel
 from gym_server.cli import questions
 from gym_server.cli.main import app
 from gym_server.cli.setup import HubChoices
@@ -19,6 +21,7 @@ from gym_server.federation import read_config
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app as gym
+from gym_fed.config.hub.sections import DashboardConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
@@ -270,9 +273,39 @@ def test_an_invite_comes_with_a_message_that_says_how_to_install_join_leave_and_
     message = done.stderr[done.stderr.index("You are invited") :].splitlines()
     assert message[0].startswith("You are invited to improve the model of our model with us.")
     assert link in message, "on a line of its own"
-    order = ["pip install gym-fed", "--invite LINK --data FILE", "gym-client leave", "gym-client uninstall"]
+    order = [
+        "pip install WHEEL (the file",
+        "--invite LINK --data FILE",
+        "gym-client leave",
+        "gym-client uninstall",
+    ]
     assert [next(n for n, line in enumerate(message) if step in line) for step in order] == [2, 4, 5, 6]
     assert ("only this machine" in done.stderr) is address.startswith("127.")
+    assert "send its wheel along" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "command"),
+    [
+        (None, None, "pip install gym-fed"),
+        ('{"url": "file:///gym_fed-0.2.0-py3-none-any.whl"}', None, "pip install WHEEL"),
+        ('{"url": "file:///checkout"}', "pipx install gym-fed", "pipx install gym-fed"),
+    ],
+)
+def test_the_command_that_installs_the_client_is_one_that_works(
+    monkeypatch: pytest.MonkeyPatch, url: str | None, given: str | None, command: str
+) -> None:
+    class Installed(metadata.PathDistribution):
+        def __init__(self) -> None:
+            super().__init__(Path())
+
+        def read_text(self, name: str | Path) -> str | None:
+            return url if name == "direct_url.json" else ""
+
+    monkeypatch.setattr(metadata, "distributions", lambda name: [Installed()])
+    config = ServerConfig(dashboard=DashboardConfig(install=given))
+    assert install_lines(config) == [command, "gym-client ui"]
+    assert needs_wheel(config) is (command == "pip install WHEEL")
 
 
 def test_each_note_gets_an_invite_and_both_are_on_one_line(tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_an_invite_is_shown_once_and_admits_whom_it_is_given_to(
     assert find_invite(made["message"]) == made["invite"]
     steps = [line.split(maxsplit=1) for line in made["message"].splitlines() if line.startswith("    ")]
     assert [what for what, _ in steps] == ["install", "join", "gym-client", "leave", "uninstall"]
-    assert steps[0][1] == "pip install gym-fed"
+    assert steps[0][1] == "pip install WHEEL (the file sent with this message)"
     listed = pages.operator.get("/api/v1/invites").text
     assert made["id"] in listed
     assert token not in listed

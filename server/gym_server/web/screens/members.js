@@ -37,9 +37,9 @@ export async function show(root) {
   refreshOn(["newest-model"], async () => { if (newest.isOn()) newest.set(await api("model/newest")); });
 }
 
-function join({install, link, enrolment}) {
+function join({install, needs_wheel: isSent, link, enrolment}) {
   const how = {invite: "Ask the coordinator for an invite, and paste it on the page that opens.", "allow-list": "Send the coordinator the id that the page shows, and then give it the hub’s address.", open: "Paste this link on the page that opens:"}[enrolment];
-  return section("Join", el("p", {}, "Install the client and open its page, with these two lines in a terminal:"), copyable(install.join("\n")), el("p", {}, how), link && copyable(link), link?.startsWith("gym://") && el("p", {class: "small"}, el("a", {href: link}, "Open it with gym-client"), el("span", {class: "quiet"}, ", once ", el("code", {}, "gym-client install-links"), " was run there")));
+  return section("Join", el("p", {}, "Install the client and open its page, with these two lines in a terminal:"), copyable(install.join("\n")), isSent && el("p", {class: "quiet"}, "WHEEL is the file that the coordinator sends you."), el("p", {}, how), link && copyable(link), link?.startsWith("gym://") && el("p", {class: "small"}, el("a", {href: link}, "Open it with gym-client"), el("span", {class: "quiet"}, ", once ", el("code", {}, "gym-client install-links"), " was run there")));
 }
 
 // The address of this page for use on a website, or how to configure it.
