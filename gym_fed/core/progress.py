@@ -39,14 +39,18 @@ class Activity:
         """Show that ``done`` of ``total`` parts are finished, and rename the work if ``name`` is given."""
         self._name, self._done, self._total = name or self._name, done, total
 
+    def rename(self, name: str) -> None:
+        """Name the next part of the work."""
+        self._name = name
+
     def add(self, count: int) -> None:
         """Add ``count`` to the number of finished parts."""
         self._done += count
 
     @property
-    def tenth(self) -> int:
-        """Number of finished tenths of the work; 0 if the number of parts is unknown."""
-        return 10 * self._done // self._total if self._total else 0
+    def stage(self) -> tuple[str, int]:
+        """The name, and the number of finished tenths; 0 if the number of parts is unknown."""
+        return self._name, 10 * self._done // self._total if self._total else 0
 
     def describe(self, seconds: float) -> str:
         """Return ``loading gym-nano (3 s)``, or ``measuring: 12 of 88 (3 s)`` if the number of parts is known."""
@@ -57,7 +61,7 @@ class Activity:
 @contextmanager
 def spinner(name: str, hint: str = "") -> Iterator[Activity]:
     """Show ``name`` while the block runs; without a terminal, print lines after 1, 2, 4, 8, 16 and 32 s, then every
-    30 s, and after each tenth of the work.
+    30 s, and, at most every 5 s, after each tenth of the work and when its name changes.
 
     With ``--json`` no lines are printed, since standard error then contains only JSON errors.
 
@@ -93,13 +97,13 @@ def _clock(activity: Activity, over: threading.Event, hint: str) -> None:
 
 
 def _lines(activity: Activity, over: threading.Event, hint: str) -> None:
-    begun, times, tenth = time.monotonic(), line_times(), 0
+    begun, times, stage = time.monotonic(), line_times(), activity.stage
     printed, due = begun, begun + next(times)
     while not over.wait(max(0.0, min(_TICK_SECONDS, due - time.monotonic()))):
         now = time.monotonic()
-        if now < due and (activity.tenth <= tenth or now < printed + LINE_SECONDS):
+        if now < due and (activity.stage == stage or now < printed + LINE_SECONDS):
             continue
-        printed, tenth = now, activity.tenth
+        printed, stage = now, activity.stage
         while due <= now:
             due = begun + next(times)
         err.print(f"{activity.describe(now - begun)}{hint}", style="dim")

@@ -224,6 +224,8 @@ class LearningCheck:
             options: dict[str, Any] = {"max_length": self._config.max_length, "on_done": activity.add}
             held_out = row_losses(model, self._tokenizer, self._held_out, **options)
         self._raise_if_stopped()
+        if self._prompts:
+            activity.rename(f"answering {counted(len(self._prompts), 'prompt')} of yours")
         answers, ended = self._answers(model)
         activity.add(len(self._prompts))
         return Measurement(held_out, scores.losses, scores.right, answers, ended)

@@ -65,7 +65,9 @@ def test_in_a_pipe_a_tenth_of_the_work_is_a_line_although_the_next_one_is_not_du
         until("measuring: 2 of 20 ", capsys)
         activity.report(3, 20)
         time.sleep(0.2)
-    assert capsys.readouterr().err == "", "less than a tenth more"
+        assert capsys.readouterr().err == "", "less than a tenth more"
+        activity.rename("answering")
+        until("answering: 3 of 20 ", capsys)
 
 
 def test_in_a_pipe_long_work_is_never_silent_for_more_than_thirty_seconds() -> None:
