@@ -377,10 +377,9 @@ def _page_name(page: str) -> str:
     names += BUILT_PAGES
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=3) or names
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"there is no page {page!r}", f"did you mean {', '.join(close)}?"
-        )
+        close = difflib.get_close_matches(name, names, n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else "gym docs --print lists all pages"
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"there is no page {page!r}", hint)
     return name
 
 

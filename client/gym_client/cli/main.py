@@ -166,10 +166,7 @@ def join(
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Train for a hub, round after round. The same command resumes after a stop.
-
-    Without --server, the hub joined last is used.
-    """
+    """Train for a hub, round after round. The same command resumes after a stop."""
     from gym_client.display import make_display
 
     display = make_display(err, as_json)

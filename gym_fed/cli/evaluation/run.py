@@ -116,7 +116,7 @@ def run_evaluation(
 ) -> None:
     """Evaluate a model on suites of tasks, or on your own rows (--data FILE): figures with standard errors.
 
-    A run, an adapter or a variant is compared with its base. The same command resumes an interrupted evaluation.
+    A run, adapter or variant is compared with its base. Run again to resume.
     """
     from gym_fed.evaluation.evaluator import Evaluator
     from gym_fed.evaluation.records.reader import read_record

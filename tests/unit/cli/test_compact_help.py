@@ -10,6 +10,8 @@ from typer.main import get_command
 
 from gym_fed.cli.main import app as gym
 
+WIDTH = 78
+"""Columns that click uses of a terminal with 80."""
 PROGRAMS = {"gym": gym, "gym-server": server, "gym-client": client}
 
 
@@ -20,7 +22,7 @@ def leaves(command: click.Command, context: click.Context) -> list[tuple[str, st
     found = []
     for name, inner in command.commands.items():
         if not inner.hidden:
-            found += leaves(inner, click.Context(inner, context, info_name=name, terminal_width=80))
+            found += leaves(inner, click.Context(inner, context, info_name=name, terminal_width=WIDTH))
     return found
 
 
@@ -28,7 +30,7 @@ def leaves(command: click.Command, context: click.Context) -> list[tuple[str, st
 def test_a_programs_help_fits_a_terminal_and_lists_every_command(name: str) -> None:
     command = get_command(PROGRAMS[name])
     assert isinstance(command, click.Group)
-    lines = command.get_help(click.Context(command, info_name=name, terminal_width=80)).splitlines()
+    lines = command.get_help(click.Context(command, info_name=name, terminal_width=WIDTH)).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     words = set(" ".join(lines).replace(",", " ").split())
@@ -38,14 +40,14 @@ def test_a_programs_help_fits_a_terminal_and_lists_every_command(name: str) -> N
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_commands_help_has_forty_lines_at_most(name: str) -> None:
     command = get_command(PROGRAMS[name])
-    texts = leaves(command, click.Context(command, info_name=name, terminal_width=80))
+    texts = leaves(command, click.Context(command, info_name=name, terminal_width=WIDTH))
     assert len(texts) > 10
     assert {path: lines for path, text in texts if (lines := len(text.splitlines())) > 40} == {}
 
 
 def test_help_names_each_argument_and_option_once_and_no_bounds() -> None:
     command = get_command(gym)
-    texts = dict(leaves(command, click.Context(command, info_name="gym", terminal_width=80)))
+    texts = dict(leaves(command, click.Context(command, info_name="gym", terminal_width=WIDTH)))
     chat = texts["gym chat"]
     assert chat.count("MODEL]  ") == 1
     assert "[default: 512]" in chat

@@ -75,3 +75,12 @@ def test_an_installation_without_guides_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(docs, "_PAGES", (tmp_path / "none",))
     with pytest.raises(GymError, match="no guides"):
         CliRunner().invoke(app, ["docs"], catch_exceptions=False)
+
+
+def test_a_page_that_resembles_none_is_refused_in_two_lines() -> None:
+    refused = CliRunner().invoke(app, ["docs", "nosuch"])
+    assert isinstance(refused.exception, GymError)
+    assert refused.exception.hint == "gym docs --print lists all pages"
+    near = CliRunner().invoke(app, ["docs", "trian"])
+    assert isinstance(near.exception, GymError)
+    assert near.exception.hint.startswith("did you mean train")
