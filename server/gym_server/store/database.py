@@ -275,7 +275,8 @@ def _postgresql(url: URL) -> Engine:
         pool_size=8,
         max_overflow=32,
         hide_parameters=True,
-        connect_args={"connect_timeout": 10, "application_name": "gym-server"},
+        # Whatever the database's encoding is: the driver returns the texts of one in SQL_ASCII as bytes otherwise.
+        connect_args={"connect_timeout": 10, "application_name": "gym-server", "client_encoding": "utf8"},
     )
 
     @event.listens_for(engine, "connect")

@@ -230,6 +230,13 @@ def test_parameters_of_a_statement_are_in_no_message(database: Database) -> None
     assert SEED not in "".join(traceback.format_exception(refusal.value))
 
 
+def test_a_database_without_an_encoding_holds_any_text(postgres: PostgresServer, tmp_path: Path) -> None:
+    postgres.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    database = Database.open(postgres.url("plain"), tmp_path)
+    database.set("name", "Zoë 東京")
+    assert database.setting("name", "") == "Zoë 東京"
+
+
 def test_text_that_postgresql_cannot_hold_is_refused_and_not_a_defect(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
