@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import wave
 from collections.abc import Callable
 from io import BytesIO
@@ -13,33 +12,18 @@ import numpy as np
 import torch
 
 from gym_fed.base.modeling import processors
-from tests.support.vision_models import TEXT, VISION, _ends, _no_films, _tokenizer
-
-RATE = 16_000
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ 'IMAGE' }}"
-    "{% elif part['type'] == 'audio' %}{{ 'AUDIO' }}{% elif part['type'] == 'video' %}{{ 'VIDEO' }}"
-    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+from tests.support.audio_models import (
+    QWEN3_ENCODER,
+    RATE,
+    audioflamingo3,
+    films,
+    moss,
+    qwen2_audio,
+    qwen3_asr,
+    template,
+    whisper_front_end,
 )
-"""As the classes' own: contents are lists of parts, and the assistant's words are not marked."""
-
-
-def template(image: str = "", audio: str = "", video: str = "") -> str:
-    return TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
-
-
-def _films(name: str, **settings: Any) -> Any:
-    """The processor of videos, or its placeholder where torchvision is missing."""
-    if importlib.util.find_spec("torchvision") is not None:
-        import transformers
-
-        return getattr(transformers, name)(**settings)
-    films = _no_films()
-    kept = {**settings, "video_processor_type": name}
-    vars(films).update(kept, to_dict=kept.copy)
-    return films
+from tests.support.vision_models import TEXT, VISION, _ends, _tokenizer
 
 
 def _pixtral() -> tuple[Any, Any]:
@@ -115,10 +99,9 @@ def _minicpmv() -> tuple[Any, Any]:
     }
     tokenizer = _tokenizer(*names.values())
     tokenizer._set_model_specific_special_tokens(names)
-    films = _films("MiniCPMV4_6VideoProcessor", slice_mode=True, downsample_mode="16x")
     processor = MiniCPMV4_6Processor(
         images.MiniCPMV4_6ImageProcessorPil(max_slice_nums=2, scale_resolution=56),
-        films,
+        films("MiniCPMV4_6VideoProcessor", slice_mode=True, downsample_mode="16x"),
         tokenizer,
         chat_template=template(image="<|image_pad|>"),
     )
@@ -144,65 +127,6 @@ def _minicpmv() -> tuple[Any, Any]:
     return MiniCPMV4_6ForConditionalGeneration(config), processor
 
 
-def _whisper_front_end(**changes: Any) -> Any:
-    from transformers import WhisperFeatureExtractor
-
-    return WhisperFeatureExtractor(**{"feature_size": 16, "chunk_length": 2, **changes})
-
-
-def _qwen2_audio() -> tuple[Any, Any]:
-    from transformers import (
-        Qwen2AudioConfig,
-        Qwen2AudioForConditionalGeneration,
-        Qwen2AudioProcessor,
-        Qwen2Config,
-    )
-
-    tokenizer = _tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
-    processor = Qwen2AudioProcessor(
-        _whisper_front_end(),
-        tokenizer,
-        chat_template=template(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"),
-    )
-    config = Qwen2AudioConfig(
-        audio_config={
-            **{"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_attention_heads": 2},
-            **{"encoder_ffn_dim": 64, "encoder_layers": 1, "num_mel_bins": 16, "max_source_positions": 100},
-        },
-        text_config=Qwen2Config(**TEXT, **_ends(tokenizer)).to_dict(),
-        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
-    )
-    return Qwen2AudioForConditionalGeneration(config), processor
-
-
-def _audioflamingo3() -> tuple[Any, Any]:
-    from transformers import (
-        AudioFlamingo3Config,
-        AudioFlamingo3ForConditionalGeneration,
-        AudioFlamingo3Processor,
-        Qwen2Config,
-    )
-
-    tokenizer = _tokenizer("<sound>")
-    processor = AudioFlamingo3Processor(
-        _whisper_front_end(), tokenizer, chat_template=template(audio="<sound>"), audio_token="<sound>"
-    )
-    config = AudioFlamingo3Config(
-        audio_config={
-            **{"model_type": "audioflamingo3_encoder", "hidden_size": 32, "num_attention_heads": 2},
-            **{
-                "intermediate_size": 64,
-                "num_hidden_layers": 1,
-                "num_mel_bins": 16,
-                "max_source_positions": 100,
-            },
-        },
-        text_config=Qwen2Config(**TEXT, **_ends(tokenizer)).to_dict(),
-        audio_token_id=tokenizer.convert_tokens_to_ids("<sound>"),
-    )
-    return AudioFlamingo3ForConditionalGeneration(config), processor
-
-
 def _qwen2_5_omni() -> tuple[Any, Any]:
     from transformers import (
         Qwen2_5OmniProcessor,
@@ -220,8 +144,8 @@ def _qwen2_5_omni() -> tuple[Any, Any]:
     tokenizer._set_model_specific_special_tokens(names)
     processor = Qwen2_5OmniProcessor(
         Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}),
-        _films("Qwen2VLVideoProcessor", patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}),
-        _whisper_front_end(),
+        films("Qwen2VLVideoProcessor", patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}),
+        whisper_front_end(),
         tokenizer,
         chat_template=template(
             image="<|vision_bos|><|IMAGE|><|vision_eos|>",
@@ -255,13 +179,65 @@ def _qwen2_5_omni() -> tuple[Any, Any]:
     return Qwen2_5OmniThinkerForConditionalGeneration(config), processor
 
 
+def _qwen3_omni() -> tuple[Any, Any]:
+    from transformers import (
+        Qwen2VLImageProcessorPil,
+        Qwen3OmniMoeProcessor,
+        Qwen3OmniMoeThinkerConfig,
+        Qwen3OmniMoeThinkerForConditionalGeneration,
+    )
+
+    names = {
+        **{"image_token": "<|image_pad|>", "audio_token": "<|audio_pad|>", "video_token": "<|video_pad|>"},
+        **{"vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"},
+        **{"audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"},
+    }
+    tokenizer = _tokenizer(*names.values())
+    tokenizer._set_model_specific_special_tokens(names)
+    processor = Qwen3OmniMoeProcessor(
+        Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}),
+        films("Qwen2VLVideoProcessor", patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}),
+        whisper_front_end(),
+        tokenizer,
+        chat_template=template(
+            image="<|vision_start|><|image_pad|><|vision_end|>",
+            audio="<|audio_start|><|audio_pad|><|audio_end|>",
+            video="<|vision_start|><|video_pad|><|vision_end|>",
+        ),
+    )
+    id_of = tokenizer.convert_tokens_to_ids
+    config = Qwen3OmniMoeThinkerConfig(
+        audio_config={**QWEN3_ENCODER, "max_source_positions": 100},
+        vision_config={
+            **{"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8},
+            **{"out_hidden_size": 32, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+        },
+        text_config={
+            **TEXT,
+            **_ends(tokenizer),
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0},
+        },
+        audio_token_id=id_of("<|audio_pad|>"),
+        image_token_id=id_of("<|image_pad|>"),
+        video_token_id=id_of("<|video_pad|>"),
+        audio_start_token_id=id_of("<|audio_start|>"),
+        vision_start_token_id=id_of("<|vision_start|>"),
+        vision_end_token_id=id_of("<|vision_end|>"),
+    )
+    return Qwen3OmniMoeThinkerForConditionalGeneration(config), processor
+
+
 MAKERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "pixtral": _pixtral,
     "llama4": _llama4,
     "minicpmv4_6": _minicpmv,
-    "qwen2_audio": _qwen2_audio,
-    "audioflamingo3": _audioflamingo3,
+    "qwen2_audio": qwen2_audio,
+    "audioflamingo3": audioflamingo3,
     "qwen2_5_omni_thinker": _qwen2_5_omni,
+    "qwen3_omni_thinker": _qwen3_omni,
+    "qwen3_asr": qwen3_asr,
+    "moss_transcribe_diarize": moss,
 }
 
 

@@ -20,7 +20,7 @@ from gym_fed.core.text import counted, plain
 
 
 def require_architecture(name: str, folder: Path) -> None:
-    """Reject a model whose ``config.json`` names an architecture unknown to transformers and gym-fed.
+    """Reject a model whose ``config.json`` names an architecture that is unknown, or that only transcribes speech.
 
     Raises:
         GymError: ``MODEL_INVALID`` with the architecture.
@@ -29,10 +29,18 @@ def require_architecture(name: str, folder: Path) -> None:
 
     from gym_fed.base.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 
+    classes: list[Any] = []
     kind, has_code = None, False
     with suppress(OSError, ValueError, AttributeError):  # reading the model reports it
         config = read_object(folder / "config.json")
         kind, has_code = config.get("model_type"), "auto_map" in config
+        classes = config.get("architectures") or []
+    if isinstance(kind, str) and classes == [_transcriber(kind)]:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: is a {plain(kind, 60)} model, a speech encoder-decoder that has no language model",
+            "use a language model that reads audio, such as Qwen2-Audio or Audio Flamingo 3",
+        )
     known = isinstance(kind, str) and (kind in CONFIG_MAPPING or kind == MIXTURE_OF_DEPTHS)
     if known or (kind is None and not has_code):
         return
@@ -41,6 +49,14 @@ def require_architecture(name: str, folder: Path) -> None:
         f"{name}: transformers has no architecture {plain(kind, 60)!r}, and code that comes with a model is never run",
         "use a model that transformers supports, or install a transformers version that supports this one",
     )
+
+
+def _transcriber(kind: str) -> str | None:
+    """Return the class of a model type that converts speech to text and is no language model (Whisper); else None."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as LANGUAGE
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES as SPEECH
+
+    return None if kind in LANGUAGE else SPEECH.get(kind)
 
 
 def images_type(folder: Path) -> str | None:

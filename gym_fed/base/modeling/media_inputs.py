@@ -12,6 +12,16 @@ SOUND_RATE = 16_000
 """Samples per second for processors that do not specify a rate."""
 DEFAULT_FPS = 2.0
 """Frames per second to sample, and of a video given as a list of frames, if the processor does not specify a rate."""
+PROCESSOR_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+"""What transformers' processors raise for media that they reject."""
 
 
 def sound_part(processor: Any) -> Any:

@@ -23,6 +23,12 @@ from gym_fed.core.json_files import read_object
 from gym_fed.core.requirements import require_package
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+_PACKAGES = {
+    "num2words": "vision",
+    "torchvision": "vision",
+    **dict.fromkeys(("torchaudio", "librosa", "soundfile", "mistral-common", "timm"), ""),
+}
+"""Packages that processors of transformers need, and the extra of gym-fed that installs each."""
 
 
 def load_processor(name_or_path: str) -> Any:
@@ -51,12 +57,12 @@ def load_processor(name_or_path: str) -> Any:
         ) from error
     except (ImportError, AttributeError) as error:
         require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
-        if "num2words" in str(error):  # required by SmolVLM for videos
-            require_package("num2words", f"model: {name_or_path} has a processor that", "vision")
+        _require_named_packages(name_or_path, error)
         # Some processors also need torchvision for images; transformers raises various errors then.
         require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
         raise unreadable(name_or_path, error) from error
     except (OSError, ValueError, KeyError, RecursionError) as error:
+        _require_named_packages(name_or_path, error)
         raise unreadable(name_or_path, error) from error
     if not is_processor(processor):
         raise GymError(
@@ -72,6 +78,19 @@ def load_processor(name_or_path: str) -> Any:
     bind_templates(processor, name_or_path)
     bind_templates(processor.tokenizer, name_or_path)
     return processor
+
+
+def _require_named_packages(name: str, error: Exception) -> None:
+    """Refuse a processor if transformers' error names a package that it needs and that is missing.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` with the package.
+    """
+    for package, extra in _PACKAGES.items():
+        if package in str(error).lower():
+            remedy = "" if extra else f"pip install {package}"
+            subject = f"model: {name} has a processor that"
+            require_package(package.replace("-", "_"), subject, extra, remedy=remedy)
 
 
 def _processor_folder(folder: Path) -> Path:

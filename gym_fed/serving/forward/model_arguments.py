@@ -27,9 +27,15 @@ def first_ids(model: Any, tokens: int) -> Tensor:
 
 
 def body_of(model: Any) -> Any:
-    """Return the part of a causal LM below its head, even if its ``base_model_prefix`` does not name it (Llama 4)."""
-    body = model.base_model
-    return getattr(model, "model", body) if body is model else body
+    """Return the part of a causal LM below its head, even if its ``base_model_prefix`` does not name it.
+
+    In some classes that read images or audio (Llama 4), the head is inside of the language model.
+    """
+    if (body := model.base_model) is not model:
+        return body
+    if hasattr(model, "model"):
+        return model.model
+    return body_of(model.language_model) if hasattr(model, "language_model") else model
 
 
 LONGROPE = "longrope"

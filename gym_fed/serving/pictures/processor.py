@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from gym_fed.base.modeling.media_inputs import PROCESSOR_ERRORS
 from gym_fed.base.modeling.processors import media_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.rows import MEDIA
@@ -120,7 +121,7 @@ class PictureProcessor:
                 processed = self._processor(
                     text=[text], text_kwargs={"add_special_tokens": False}, return_tensors="pt", **arguments
                 )
-        except (ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
+        except PROCESSOR_ERRORS as error:
             noun = NOUNS["image" if isinstance(medium, Picture) else medium.kind]
             raise GymError(
                 ErrorCode.USAGE,

@@ -8,11 +8,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from gym_fed.base.modeling.media_inputs import (
     DEFAULT_FPS,
+    PROCESSOR_ERRORS,
     frames_to_read,
     sound_part,
     sound_rate,
@@ -129,12 +131,18 @@ class MediaProcessor:
                 },
                 **given,
             )
-        except (ValueError, TypeError, KeyError, StopIteration, IndexError) as error:
+        except PROCESSOR_ERRORS as error:
             if not given:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"{names[0]}: some rows have no media, but {type(self.processor).__name__} needs media in each row",
                     "use rows with images or audio, or train a text model",
+                ) from error
+            if not given.keys() & signature(type(self.processor).__call__).parameters.keys():  # Voxtral
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{names[0]}: {type(self.processor).__name__} takes media only in a chat format of its own",
+                    "drop the media, or train a model such as Qwen2-Audio",
                 ) from error
             raise GymError(
                 ErrorCode.DATA_INVALID,
@@ -171,8 +179,14 @@ class MediaProcessor:
             return None
         sizes = []
         for length in (int(limit), 2 * int(limit)):
-            sound, rate = np.zeros(length, dtype=np.float32), {"sampling_rate": self.sound_rate}
-            out = self.processor(text=[str(token)], audio=[sound], audio_kwargs=rate)
+            given = {
+                "audio": [np.zeros(length, np.float32)],
+                "audio_kwargs": {"sampling_rate": self.sound_rate},
+            }
+            try:
+                out = self.processor(text=[str(token)], return_tensors="pt", **given)
+            except PROCESSOR_ERRORS:  # it rejects the rows too, and ``inputs`` reports it
+                return None
             sizes.append(len(out["input_ids"][0]))
         return int(limit) if sizes[0] == sizes[1] else None
 

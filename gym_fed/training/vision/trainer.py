@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from inspect import signature
 from typing import Any
 
 import torch
 from trl import SFTConfig, SFTTrainer
 
 from gym_fed.base.modeling.loading import load_weights
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import IGNORED
+from gym_fed.data.rows import MEDIA
 from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.labels import batch_labels
@@ -21,7 +25,15 @@ _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_tok
 
 
 def build_vision_trainer(job: Job) -> Any:
-    """Build TRL's ``SFTTrainer`` on rows of ``encode_media_rows``."""
+    """Build TRL's ``SFTTrainer`` on rows of ``encode_media_rows``.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for a row without media, if the model's forward pass requires them (BLIP).
+    """
+    datasets = job.datasets()
+    if required := _required_inputs(job.model):
+        for rows in filter(None, datasets.values()):
+            _require_media(rows["row"], required)
     return local(VisionTrainer)(
         model=job.model,
         args=SFTConfig(
@@ -33,8 +45,31 @@ def build_vision_trainer(job: Job) -> Any:
         processing_class=job.tokenizer,
         data_collator=media_batches(job),
         callbacks=job.callbacks,
-        **job.datasets(),
+        **datasets,
     )
+
+
+def _required_inputs(model: Any) -> list[str]:
+    """Return the arguments besides the token ids that a model's forward pass requires."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return [
+        name
+        for name, value in signature(type(base).forward).parameters.items()
+        if value.default is value.empty
+        and value.kind is value.POSITIONAL_OR_KEYWORD
+        and name not in ("self", "input_ids")
+    ]
+
+
+def _require_media(rows: Iterable[str], required: list[str]) -> None:
+    for number, row in enumerate(rows, 1):
+        values = json.loads(row)
+        if not any(values.get(column) for column in MEDIA):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number} has no media, but the model needs {', '.join(required)} for each row",
+                "drop rows without images or audio, or train another model",
+            )
 
 
 def media_batches(job: Job) -> MediaBatches:

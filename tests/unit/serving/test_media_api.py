@@ -38,8 +38,9 @@ HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 NEEDS_TORCHVISION = ("pixtral", "llama4")
 CASES = [
     *[(kind, "image") for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "pixtral", "qwen2_5_omni_thinker")],
-    *[(kind, "image") for kind in ("llama4", "minicpmv4_6")],
+    *[(kind, "image") for kind in ("llama4", "minicpmv4_6", "qwen3_omni_thinker")],
     *[(kind, "audio") for kind in ("qwen2_audio", "audioflamingo3", "qwen2_5_omni_thinker")],
+    *[(kind, "audio") for kind in ("qwen3_omni_thinker", "qwen3_asr", "moss_transcribe_diarize")],
 ]
 
 
@@ -124,7 +125,7 @@ def test_the_answer_is_that_of_transformers_however_the_prompt_is_cut(
         own = [{"type": "image", "image": picture} for picture in pictures]
         content = [part for each in own for part in (each, words("What"))]
     else:
-        data = [sound(0.4), sound(0.7, 300.0)][: 1 if kind == "audioflamingo3" else 2]
+        data = [sound(0.4), sound(0.7, 300.0)][: 1 if kind in ("audioflamingo3", "qwen3_asr") else 2]
         asked = [part for each in data for part in (audio_part(each), words("What"))]
         samples = [read_sound(each, RATE) for each in data]
         content = [part for each in samples for part in ({"type": "audio", "audio": each}, words("What"))]

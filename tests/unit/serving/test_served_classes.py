@@ -148,3 +148,22 @@ def test_a_delta_that_the_served_model_cannot_add_is_refused_when_it_is_added(tm
     assert error.value.code is ErrorCode.MODEL_INVALID
     with VariantStore.open(tmp_path / "store", require_signature=False) as store:
         assert store.count() == 0
+
+
+def test_a_class_whose_language_model_has_the_head_is_served() -> None:
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    text = build("Llama4Text").config.to_dict()
+    vision = {
+        **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"image_size": 16, "patch_size": 4, "vision_output_dim": 32},
+        **{"projector_input_dim": 32, "projector_output_dim": 32},
+    }
+    torch.manual_seed(0)
+    model = Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=vision)).eval()
+    with torch.inference_mode():
+        wanted = model(torch.tensor([IDS]), use_cache=False).logits[0, 5:]
+    with MultiVariantModel(model) as served:
+        cache = served.new_cache()
+        found = [served.step([Chunk(part, cache)])[0] for part in (IDS[:6], *([token] for token in IDS[6:]))]
+    assert off(torch.stack(found), wanted) < 1e-4

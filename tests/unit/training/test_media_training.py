@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import BlipConfig, BlipForConditionalGeneration
 
 from gym_fed.base.modeling.processors import load_vision_model, media_of
-from gym_fed.base.models import load_model
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import read_sound
@@ -26,6 +27,8 @@ from gym_fed.training.vision.trainer import MediaBatches
 from tests.support.media_models import MAKERS, RATE, media_model, sound, video
 from tests.support.siblings import make_sibling
 from tests.support.vision_models import drawn
+from tools.architectures.processors import save_processor
+from tools.architectures.shrinking import tiny_config
 
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 NEEDS_TORCHVISION = ("pixtral", "llama4")
@@ -112,7 +115,8 @@ def test_the_first_loss_is_that_of_transformers_and_two_steps_of_lora_lower_it(
     batch = transformers_batch(processor, given)
     with torch.inference_mode():
         inputs = {key: value.float() if value.is_floating_point() else value for key, value in batch.items()}
-        wanted = float(model(**inputs).loss)
+        routers = {"output_router_logits": True} if kind == "qwen3_omni_thinker" else {}
+        wanted = float(model(**inputs, **routers).loss)  # with the routers' loss, as in training
     encoded = encode_media_rows(config(folder), processor, given, assistant_only=True, packing=False)
     own = MediaBatches(processor)(list(encoded))
     assert torch.equal(own["labels"], batch["labels"])
@@ -403,6 +407,31 @@ def test_a_processor_that_needs_media_refuses_rows_of_text_by_its_name(
     row = {"text": "x", "images": [], "audios": [], "videos": []}
     with pytest.raises(GymError, match="rows have no media, but function needs media in each row"):
         media.inputs([row])
+
+
+def test_a_row_without_an_image_is_refused_for_a_model_that_requires_one(tmp_path: Path) -> None:
+    folder = tmp_path / "blip"
+    BlipForConditionalGeneration(tiny_config(BlipConfig)).save_pretrained(folder)
+    tokenizer = load_tokenizer("gym-nano")
+    assert save_processor("blip", tokenizer, folder) == ""
+    tokenizer.save_pretrained(folder)
+    text = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    with pytest.raises(GymError, match="row 1 has no media, but the model needs pixel_values") as caught:
+        Trainer(config(folder)).train([text])
+    assert caught.value.code is ErrorCode.DATA_INVALID
+
+
+def test_a_processor_with_a_chat_format_of_its_own_is_refused_by_its_name(tmp_path: Path) -> None:
+    class ChatOnly:
+        feature_extractor = None
+
+        def __call__(self, text: list[str], **options: Any) -> None:
+            raise ValueError("use apply_chat_template")
+
+    (tmp_path / "a.wav").write_bytes(sound())
+    row = {"text": "hear", "images": [], "audios": [str(tmp_path / "a.wav")], "videos": []}
+    with pytest.raises(GymError, match="row 1: ChatOnly takes media only in a chat format of its own"):
+        MediaProcessor(ChatOnly()).inputs([row])
 
 
 def test_rows_with_sound_are_not_evaluated_or_prompted_as_text() -> None:
