@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import GymError
 from tools.architectures.classes import Architecture, architectures
 from tools.architectures.steps import COLUMNS, Checks
 from tools.architectures.table import drop_torn_line, results_of, write_page
@@ -146,8 +147,10 @@ def _check(architecture: Architecture, folder: Path, columns: list[str], memory:
     try:
         checks = Checks(architecture, folder)
     except Exception as error:  # noqa: BLE001 (a result of the table)
+        refused = isinstance(error, GymError)
+        text = f"refused ({error.code.value}: {error.message})" if refused else f"not tried ({error})"
         for column in columns:
-            writer.send((column, f"not tried ({error})", 0.0))
+            writer.send((column, text, 0.0))
         return
     needed = {*columns, *(other for column in columns for other in _NEEDS.get(column, ()))}
     for column in COLUMNS:

@@ -43,7 +43,7 @@ def architectures() -> list[Architecture]:
         for mapping in mappings:
             for model_type, names in getattr(modeling_auto, mapping).items():
                 for name in (names,) if isinstance(names, str) else names:
-                    if kind != "sound" or name not in reads:
+                    if reads.get(name) != "image":  # the last table also has the classes of images
                         reads[name] = kind
                     types.setdefault(name, []).append(model_type)
     order = list(_MAPPINGS)

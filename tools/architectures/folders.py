@@ -23,9 +23,11 @@ def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
 
     Raises:
         NotTriedError: If no tiny model of the class can be built.
+        GymError: If gym-fed refuses the class.
     """
     import torch
 
+    from gym_fed.base.modeling.config_checks import require_architecture
     from gym_fed.base.models import load_tokenizer, quiet_loading
 
     try:
@@ -41,6 +43,9 @@ def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
         raise
     except Exception as error:
         raise NotTriedError(f"no tiny config: {first_line(error)}") from error
+    config.architectures = [architecture.name]
+    config.save_pretrained(folder)
+    require_architecture(folder.name, folder)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:  # so that tokens differ clearly in the logits

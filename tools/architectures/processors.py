@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ _TOKENS = {
     "end_of_utterance_token": "<end_of_utterance>",
 }
 """Tokenizer attributes in which processors look up their placeholders, and the tokens for them."""
-_LITERAL = ("<|image_pad|>", "<|video_pad|>", "<|image|>", "<|video|>", "<|audio|>")
+_LITERAL = ("<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|image|>", "<|video|>", "<|audio|>")
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ TEXT + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
@@ -75,9 +76,11 @@ def _processor(model_type: str, tokenizer: Any) -> Any:
     from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 
     from gym_fed.base.modeling.processors import _PlaceholderLoader
 
+    has_torchvision = importlib.util.find_spec("torchvision") is not None
     if model_type not in PROCESSOR_MAPPING_NAMES:
         raise ValueError(f"transformers lists none for {model_type}")
     made = getattr(transformers, PROCESSOR_MAPPING_NAMES[model_type])
@@ -91,9 +94,11 @@ def _processor(model_type: str, tokenizer: Any) -> Any:
             images = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or IMAGE_PROCESSOR_MAPPING_NAMES.get(
                 model_type.removesuffix("_moe"), {}
             )
-            if "pil" not in images:
+            if "pil" not in images and not has_torchvision:
                 raise ValueError("its image processor needs torchvision")
-            parts[name] = getattr(transformers, images["pil"])()
+            parts[name] = getattr(transformers, images.get("pil") or images["torchvision"])()
+        elif name == "video_processor" and has_torchvision:
+            parts[name] = getattr(transformers, VIDEO_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"])()
         elif name == "video_processor":
             parts[name] = _PlaceholderLoader.from_pretrained("")
         elif name in ("feature_extractor", "audio_processor"):

@@ -128,6 +128,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "RoCBertConfig": {
         "shape_embed_dim": 16, "shape_vocab_size": 300, "pronunciation_embed_dim": 16, "pronunciation_vocab_size": 300,
     },
+    # The published models have these tokens, but the defaults of the class lack them.
+    "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 280, "vision_end_token_id": 281},
+    "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 280, "vision_end_token_id": 281},
+    "GraniteSpeechEncoderConfig": {"hidden_dim": 64, "dim_head": 16, "context_size": 16, "max_pos_emb": 32},
+    "GraniteSpeechPlusEncoderConfig": {"hidden_dim": 64, "dim_head": 16, "context_size": 16, "max_pos_emb": 32},
+    "Blip2QFormerConfig": {"encoder_hidden_size": 64},
+    "FunAsrNanoAdaptorConfig": {"intermediate_size": 16},
+    "Step3p7TextConfig": {"sliding_window": 8},
     "Qwen3MoeConfig": {"norm_topk_prob": True},  # as in the published models
     "ZayaConfig": {"num_experts_per_tok": 1, "router_hidden_size": 32},
     "ZambaConfig": {

@@ -49,13 +49,16 @@ class Checks:
     Args:
         architecture: The class.
         folder: An empty folder.
+
+    Attributes:
+        no_processor: Why the folder has no processor; empty if it has one or needs none.
     """
 
     def __init__(self, architecture: Architecture, folder: Path) -> None:
         self.architecture = architecture
         self.folder = folder
         self.base = folder / "base"
-        self._original, self._no_processor = make_folder(architecture, self.base)
+        self._original, self.no_processor = make_folder(architecture, self.base)
         self._runs: dict[str, Any] = {}
 
     def run(self, column: str) -> str:
@@ -190,8 +193,8 @@ class Checks:
 
     def _train(self, finetuning: str) -> Any:
         """Train for two steps, compare the first loss with transformers', and return the trained model."""
-        if self._no_processor:
-            raise NotTriedError(self._no_processor)
+        if self.no_processor:
+            raise NotTriedError(self.no_processor)
         import torch
 
         from gym_fed.config.train.training import TrainingConfig
@@ -224,8 +227,8 @@ class Checks:
         return merged(self._load(str(self._runs[run].output_dir)))
 
     def _serving(self, variants: Path | None) -> Any:
-        if self._no_processor:
-            raise NotTriedError(self._no_processor)
+        if self.no_processor:
+            raise NotTriedError(self.no_processor)
         from gym_fed.config.serving import EngineConfig, ServingConfig
         from gym_fed.serving.setup import open_serving
 

@@ -53,11 +53,27 @@ def drop_torn_line(path: Path) -> None:
 
 
 def write_page(results: Path, architectures: list[Architecture]) -> None:
-    """Replace the table on the page."""
+    """Replace the table on the page; cells without a new result stay."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    text = table(results_of(results), architectures)
+    old, after = rest.split(END)
+    cells = page_cells(old)
+    for name, found in results_of(results).items():
+        cells.setdefault(name, {}).update(found)
+    text = table(cells, architectures)
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def page_cells(text: str) -> dict[str, dict[str, str]]:
+    """Return the results of every class in the text of the page, with their reasons, as ``results_of`` does."""
+    reasons = dict(re.findall(r"^ *(\d+) (.+)$", text, re.MULTILINE))
+    words = {word: kind for kind, word in KINDS.items()}
+    cells: dict[str, dict[str, str]] = {}
+    for name, row in re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE):
+        for column, cell in zip(HEADS, row.split(" | "), strict=True):
+            word = cell.rstrip("0123456789 ")
+            reason = reasons.get(cell[len(word) :].strip())
+            cells.setdefault(name, {})[column] = words[word] + (f" ({reason})" if reason else "")
+    return cells
 
 
 def page_kinds(name: str) -> dict[str, str]:

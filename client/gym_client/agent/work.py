@@ -370,10 +370,12 @@ def _metrics(result: TrainResult | RegionalUpdate, norm: float) -> dict[str, flo
     if isinstance(result, RegionalUpdate):
         return {**result.metrics, "update_norm": float(norm)}
     first = result.losses[:_LOGGED_STEPS]
+    routing = [float(entry["aux_loss"]) for entry in result.history if "aux_loss" in entry]
     return {
         "train_loss": float(result.final_loss),
         "first_loss": sum(first) / len(first),
         "num_steps": float(result.steps),
         "num_tokens": float(result.num_tokens),
         "update_norm": float(norm),
+        **({"aux_loss": routing[-1]} if routing else {}),
     }
