@@ -66,7 +66,7 @@ class EngineConfig(StrictModel):
     """Speculative decoding: ngram proposes the tokens that followed an earlier occurrence of the same n-gram, draft
     those of ``draft_model``. The next step verifies them, so answers do not change."""
 
-    draft_model: str | None = None
+    draft_model: str | None = Field(default=None, min_length=1)
     """Model for ``speculative: draft``, with the base's tokens; on a CPU, it is packed to 4 bits. null: the base."""
 
     speculative_tokens: int = Field(default=4, ge=1, le=32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.models import model_name, pick_device
@@ -106,8 +106,8 @@ def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> 
     """Load the model that proposes tokens, packed to 4 bits on a CPU.
 
     Raises:
-        GymError: Errors from ``load_base`` and ``MultiVariantModel``; ``CONFIG_INVALID`` for other tokens than the
-            base's.
+        GymError: Errors from ``load_base`` and ``MultiVariantModel``, with the setting's name; ``CONFIG_INVALID`` for
+            other tokens than the base's, and for a model that cannot be packed.
     """
     from gym_fed.base.modeling.differences import tokenizer_difference
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
@@ -120,7 +120,8 @@ def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> 
             "set draft_model to a smaller model of the same family, or leave engine.speculative off",
         )
     adapters = config.adapter if config.engine.draft_model is None else []
-    model, own, base = load_base(name, adapters, config.dtype, plain=on_cpu)
+    with _naming_draft():
+        model, own, base = load_base(name, adapters, config.dtype, plain=on_cpu)
     if other := tokenizer_difference(tokenizer, own):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -128,13 +129,26 @@ def _open_draft(config: ServingConfig, device: torch.device, tokenizer: Any) -> 
             "use a smaller model of the same family, or leave draft_model out",
         )
     packed = config.model_copy(update={"base_format": DRAFT_FORMAT if on_cpu else config.base_format})
-    return MultiVariantModel(
-        model.to(device=device).requires_grad_(False).eval(),
-        kernel=config.engine.kernel,
-        base_format=packed.base_format,
-        kv_dtype=config.engine.kv_dtype,
-        packed_base=_packed_base(packed, base),
-    )
+    with _naming_draft("use a Llama, Qwen2, Qwen3 or Mistral model, or engine.speculative: ngram"):
+        return MultiVariantModel(
+            model.to(device=device).requires_grad_(False).eval(),
+            kernel=config.engine.kernel,
+            base_format=packed.base_format,
+            kv_dtype=config.engine.kv_dtype,
+            packed_base=_packed_base(packed, base),
+        )
+
+
+@contextmanager
+def _naming_draft(hint: str = "") -> Iterator[None]:
+    """Add the setting's name to errors; ``hint`` replaces hints about settings of the base."""
+    try:
+        yield
+    except GymError as error:
+        is_setting = error.code is ErrorCode.CONFIG_INVALID
+        raise GymError(
+            error.code, f"engine.draft_model: {error.message}", hint if hint and is_setting else error.hint
+        ) from error
 
 
 def _embedding_size(model: Any) -> int:

@@ -244,6 +244,28 @@ def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
     assert refused.value.code is ErrorCode.CONFIG_INVALID
 
 
+def test_errors_of_a_draft_name_its_setting(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    unpacked = tmp_path / "gpt2"
+    config = GPT2Config(vocab_size=262, n_embd=32, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=258)
+    GPT2LMHeadModel(config).save_pretrained(unpacked)
+    for file in nano_path().glob("tokenizer*"):
+        shutil.copy(file, unpacked)
+    refused = []
+    for draft in (tmp_path / "absent", unpacked):
+        engine = {"speculative": "draft", "draft_model": str(draft)}
+        with pytest.raises(GymError, match=r"^engine\.draft_model: ") as error:
+            open_serving(ServingConfig(base="gym-nano", engine=engine))
+        refused.append(error.value)
+    assert refused[0].code is ErrorCode.MODEL_NOT_FOUND
+    assert "absent: no such folder" in refused[0].message
+    assert "served by transformers' own forward pass" in refused[1].message
+    assert "engine.speculative: ngram" in refused[1].hint
+    with pytest.raises(ValueError, match="at least 1 character"):
+        EngineConfig(speculative="draft", draft_model="")
+
+
 def test_a_draft_whose_state_cannot_be_rolled_back_is_refused(tokenizer: Any) -> None:
     draft = ToyDraft()
     draft.pool = SimpleNamespace(paged=False, block_bytes=16)
