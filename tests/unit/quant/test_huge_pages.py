@@ -26,7 +26,28 @@ def test_tensors_lie_behind_each_other_from_the_start_of_a_page() -> None:
     assert large.data_ptr() % huge_pages.PAGE == 0
     large[-1] = 7
     outside = huge_pages.empty((100,), torch.uint8)
-    assert outside.data_ptr() != second.data_ptr() + 128
+    assert outside.untyped_storage().nbytes() == 100
+
+
+@linux
+def test_memory_is_marked_for_huge_pages_and_begins_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice: list[int] = []
+
+    class Watched(mmap.mmap):
+        def madvise(self, *options: int) -> None:
+            advice.extend(options)
+            super().madvise(*options)
+
+    real = torch.frombuffer
+    monkeypatch.setattr(huge_pages.mmap, "mmap", Watched)
+    monkeypatch.setattr(  # memory that begins one ordinary page later
+        huge_pages.torch, "frombuffer", lambda memory, dtype: real(memory, dtype=dtype)[mmap.PAGESIZE :]
+    )
+    with in_huge_pages():
+        tensor = huge_pages.empty((40 << 20,), torch.uint8)
+    assert advice == [mmap.MADV_HUGEPAGE]
+    assert tensor.data_ptr() % huge_pages.PAGE == 0
+    assert len(tensor) == 40 << 20
 
 
 @linux
