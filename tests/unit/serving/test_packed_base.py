@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from gym_quant import packed_file
+from gym_quant import huge_pages, packed_file
 from gym_quant.kernels import dispatch, native
 from gym_quant.linear import get_linear
 from gym_quant.packed_file import open_packed, write_packed
@@ -216,6 +217,24 @@ def test_products_of_bfloat16_that_are_not_those_of_float32_are_refused(
     monkeypatch.setattr(TiledLinear, "multiply", off)
     with pytest.raises(GymError, match="logits in products of bfloat16 are off by"):
         MultiVariantModel(model, base_format="bfloat16")
+
+
+@pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE") or dispatch.path() == "torch",
+    reason="huge pages are Linux's, for the kernels' tiles",
+)
+def test_a_base_is_packed_in_huge_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, _ = load_base(str(folder), [], "bfloat16", plain=True)
+    right, tiles = huge_pages.empty, []
+
+    def recorded(*arguments: Any) -> torch.Tensor:
+        tiles.append(right(*arguments))
+        return tiles[-1]
+
+    monkeypatch.setattr(huge_pages, "empty", recorded)
+    with MultiVariantModel(model, base_format="bfloat16"):
+        chunks = {tensor.untyped_storage().data_ptr() for tensor in tiles}
+    assert len(chunks) == 1 < len(tiles)
 
 
 @pytest.mark.parametrize("alone", [True, False])
