@@ -51,8 +51,8 @@ class EngineConfig(StrictModel):
     """Maximum number of tokens of prompt and answer together; by default the model's limit."""
 
     kv_cache_size: Annotated[Bytes, Field(gt=0)] = 4 * 2**30
-    """Maximum size of all KV caches, in bytes. A request waits until its prompt fits; if a running answer no longer
-    fits, another one is preempted, and its tokens are recomputed later."""
+    """Maximum size of all KV caches, a draft's included, in bytes. A request waits until its prompt fits; if a running
+    answer no longer fits, another one is preempted, and its tokens are recomputed later."""
 
     prefix_cache: bool | Literal["shared"] = True
     """True if a prompt reuses keys and values of an earlier prompt with the same prefix, user and variant; with

@@ -77,7 +77,8 @@ class Engine:
         draft: MultiVariantModel | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        pool = served.new_pool(self.config.kv_cache_size)
+        self._kv_bytes = self._bytes_for(served, draft)
+        pool = served.new_pool(self._kv_bytes)
         self._require_paged(pool, draft)
         self.limits = Limits(
             context=context_length(served.model.config, self.config.max_context),
@@ -95,6 +96,11 @@ class Engine:
         self._inputs = InputProcessor(self.vocabularies, self.limits, source, self._queue, self.config)
         self._thread = threading.Thread(target=self._run, name="gym-fed-engine", daemon=True)
         self._thread.start()
+
+    def _bytes_for(self, served: MultiVariantModel, draft: MultiVariantModel | None) -> int:
+        """Return the base's part of ``kv_cache_size``: base and draft have room for the same number of tokens."""
+        size, own = self.config.kv_cache_size, served.bytes_per_token
+        return size if draft is None else size * own // (own + draft.bytes_per_token)
 
     def _require_paged(self, pool: KVPool, draft: MultiVariantModel | None) -> None:
         """Check that rejected tokens can be dropped from the KV caches of base and draft."""
@@ -188,7 +194,7 @@ class Engine:
             forwards=dict(self._model.forwards),
             sign_products=dict(self._model.sign_products),
             packed_products=dict(self._model.packed_products),
-            kv_bytes_limit=self.config.kv_cache_size,
+            kv_bytes_limit=self._kv_bytes,
         )
 
     def retry_after_seconds(self) -> int:

@@ -127,7 +127,7 @@ def test_a_cancelled_answer_frees_the_draft_s_cache_and_the_next_is_unchanged(to
 def test_with_a_full_kv_cache_answers_are_preempted_and_unchanged(tokenizer: Any) -> None:
     wanted = requests(6)
     plain, _ = answered(tokenizer, EngineConfig(), None, wanted)
-    size = {"kv_cache_size": ToyModel.bytes_per_token * 16 * 9}
+    size = {"kv_cache_size": ToyModel.bytes_per_token * 16 * 18}
     draft = ToyDraft(0.3)
     with Engine(
         ToyModel(), tokenizer, ToySource("alice", "bob"), DRAFT.model_copy(update=size), draft
@@ -138,6 +138,15 @@ def test_with_a_full_kv_cache_answers_are_preempted_and_unchanged(tokenizer: Any
     assert [(one.token_ids, one.text, one.finish_reason, one.logprobs) for one in found] == plain
     assert stats.preemptions > 0
     assert draft.pool.free_blocks == draft.pool.num_blocks
+
+
+def test_base_and_draft_share_the_size_of_the_kv_cache(tokenizer: Any) -> None:
+    base, draft = ToyModel(), ToyDraft()
+    block = 16 * base.bytes_per_token
+    config = DRAFT.model_copy(update={"kv_cache_size": 21 * block})
+    with Engine(base, tokenizer, None, config, draft) as engine:
+        assert (base.pool.num_blocks, draft.pool.num_blocks) == (10, 10)
+        assert engine.stats().kv_bytes_limit == 21 * block // 2
 
 
 def test_a_draft_that_is_the_model_itself_is_always_right_about_greedy_answers(tokenizer: Any) -> None:
