@@ -61,7 +61,7 @@ class EngineStats:
         proposed_tokens: Tokens that speculative decoding proposed.
         accepted_tokens: Proposed tokens that were also sampled.
         kv_bytes_used: Bytes of the KV blocks that running requests hold.
-        kv_bytes_limit: The configured ``kv_cache_size`` in bytes.
+        kv_bytes_limit: ``kv_cache_size`` in bytes, without a draft's part.
         first_token: Seconds from submission to the first token.
         per_token: Seconds from one token of an answer to the next.
     """
