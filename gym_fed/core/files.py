@@ -192,6 +192,25 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def require_no_links(path: Path) -> None:
+    """Refuse links to files outside of a folder that is written to, also to missing files; or a file that is a link.
+
+    Folders may be links, to another disk for example. Folders that they lead to are not searched.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` with the link.
+    """
+    own = real_path(path if path.is_dir() else path.parent)
+    inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in inside if path.is_dir() else [path]:
+        if file.is_symlink() and not real_path(file).is_relative_to(own):
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{file} is a link, so a file outside of its folder would be overwritten",
+                "remove the link, or choose another folder",
+            )
+
+
 def lies_in(file: Path, folder: Path) -> bool:
     """Return True if a file is inside ``folder`` and does not link outside it (the Hub cache links to ``blobs``)."""
     target, own = real_path(file), real_path(folder)

@@ -22,7 +22,7 @@ from typing import Any
 
 from gym_fed.config.predict import PredictConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import append_lines, drop_torn_line, write_atomically
+from gym_fed.core.files import append_lines, drop_torn_line, require_no_links, write_atomically
 from gym_fed.core.text import counted
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.rows import MEDIA, Row, place_of
@@ -68,7 +68,7 @@ def predict(
         The contents of ``predict_results.json``.
 
     Raises:
-        GymError: ``FILE_EXISTS`` for a finished run, or a run with a different config or different rows;
+        GymError: ``FILE_EXISTS`` for a finished run, a run with a different config or different rows, or links;
             ``DATA_INVALID`` if no row can be answered; ``INTERRUPTED``; errors from ``load_model``.
     """
     import torch
@@ -80,6 +80,7 @@ def predict(
         raise GymError(
             ErrorCode.FILE_EXISTS, f"{folder} contains finished predictions", "choose another output_dir"
         )
+    require_no_links(folder)
     rows = [row for source in config.eval_data for _, row in source_rows(source)]
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)

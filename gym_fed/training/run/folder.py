@@ -25,7 +25,7 @@ from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.file_lock import LockHeldError, lock
-from gym_fed.core.files import real_path, write_atomically
+from gym_fed.core.files import require_no_links, write_atomically
 from gym_fed.core.portable import O_NONBLOCK, read_at
 from gym_fed.core.text import counted
 from gym_fed.data.row_counts import RowCounts
@@ -67,8 +67,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        if (folder / LOCK_FILE).is_symlink():  # the file that it leads to would be emptied
-            raise _linked(folder / LOCK_FILE)
+        require_no_links(folder / LOCK_FILE)  # the file that it leads to would be emptied
         self._file: FileIO | None = (folder / LOCK_FILE).open("a+b", buffering=0)
         try:
             lock(self._file)
@@ -138,7 +137,7 @@ class RunFolder:
                 links to files elsewhere; ``STATE_CORRUPT`` if the checkpoint that the config specifies is damaged.
         """
         self.require_unfinished()
-        self._require_no_links()
+        require_no_links(self.path)
         if (named := named_checkpoint(config, self.checkpoints)) is not None:
             try:
                 RunFolder(named.parent.parent)._require_same(config, data_digest, eval_digest)
@@ -269,14 +268,6 @@ class RunFolder:
     def _occupied(self, reason: str, remedy: str = _NEW_FOLDER) -> GymError:
         return GymError(ErrorCode.FILE_EXISTS, f"{self.path}: {reason}", remedy)
 
-    def _require_no_links(self) -> None:
-        """Refuse links to files elsewhere, also to missing ones. Folders may be links, to another disk for example."""
-        own = real_path(self.path)
-        for folder, _, names in os.walk(self.path):
-            for file in (Path(folder, name) for name in names):
-                if file.is_symlink() and not real_path(file).is_relative_to(own):
-                    raise _linked(file)
-
     def _has_begun(self) -> bool:
         """Return True if the run has left a checkpoint (complete or not), metrics, or a batch size."""
         traces = ("checkpoints/checkpoint-*", "*.jsonl", "batch_size.json")
@@ -327,14 +318,6 @@ class RunFolder:
             prefix=f"{self.path} holds an unfinished run ",
             remedy=_NEW_FOLDER,
         )
-
-
-def _linked(file: Path) -> GymError:
-    return GymError(
-        ErrorCode.FILE_EXISTS,
-        f"{file} is a link, so the run would overwrite a file outside its folder",
-        f"remove the link, or {_NEW_FOLDER}",
-    )
 
 
 def _rows_of_a_step(config: dict[str, Any], processes: int) -> int:

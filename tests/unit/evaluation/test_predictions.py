@@ -138,6 +138,15 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
         predict(config(tmp_path, rows, output_dir=tmp_path / "mine"))
 
 
+def test_answers_are_not_appended_to_a_file_that_a_link_leads_to(tmp_path: Path, rows: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/generated_predictions.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(GymError, match=r"generated_predictions.jsonl is a link") as caught:
+        predict(config(tmp_path, rows))
+    assert caught.value.code is ErrorCode.FILE_EXISTS
+    assert not (tmp_path / "mine").exists()
+
+
 def test_rows_without_any_that_can_be_answered_and_keys_that_are_not_read_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "texts.jsonl", [{"text": "once upon a time"}])
     with pytest.raises(GymError, match="no answer can be generated for 1 row: 1 without an answer"):

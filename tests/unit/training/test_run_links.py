@@ -29,7 +29,7 @@ def test_a_run_overwrites_no_file_that_a_link_in_its_folder_leads_to(
     if name == ".lock":
         begin.append(lambda: RunFolder(folder).delete())
     for act in begin:
-        with pytest.raises(GymError, match=f"{Path(name).name} is a link, so the run would") as raised:
+        with pytest.raises(GymError, match=f"{Path(name).name} is a link, so a file") as raised:
             act()
         assert raised.value.code is ErrorCode.FILE_EXISTS
     assert outside.exists() == exists
