@@ -39,10 +39,6 @@ class Activity:
         """Show that ``done`` of ``total`` parts are finished, and rename the work if ``name`` is given."""
         self._name, self._done, self._total = name or self._name, done, total
 
-    def rename(self, name: str) -> None:
-        """Name the next part of the work."""
-        self._name = name
-
     def add(self, count: int) -> None:
         """Add ``count`` to the number of finished parts."""
         self._done += count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,14 +128,29 @@ class GreedyIds:
 
 @torch.inference_mode()
 def greedy_ids(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    on_token: Callable[[int], None] | None = None,
 ) -> list[GreedyIds]:
     """Continue prompts greedily in one batch.
 
     Args:
         model: A causal LM; its training mode is restored afterwards.
         prompts: Token ids, at least one each.
+        max_new_tokens: Maximum length of an answer.
+        on_token: Called after each token of the batch with their number; an exception ends the generation.
     """
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class EachToken(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+            if on_token is not None:
+                on_token(input_ids.shape[1] - width)
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
     device = next(model.parameters()).device
     width = max(map(len, prompts))
     pad = tokenizer.pad_token_id or 0
@@ -150,6 +165,7 @@ def greedy_ids(
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=pad,
+            stopping_criteria=StoppingCriteriaList([EachToken()]),
         )
     finally:
         model.train(was_training)

@@ -46,6 +46,7 @@ _MAX_PROMPTS = 3
 _MIN_ANSWER_TOKENS, _MAX_ANSWER_TOKENS = 32, 192
 _MAX_HELD_OUT = 200
 _SKIP_HINT = "--no-check skips it"
+_STOPPED = "stopped by a signal"
 _SEARCHED_ROWS = 32
 """Maximum number of training rows, and of held-out rows, that are searched for prompts."""
 
@@ -124,7 +125,8 @@ class LearningCheck:
         rows: Rows whose prompts may be displayed, held-out rows first.
         encoded: Encoded held-out rows; None if there are none.
         folder: The run folder.
-        should_stop: Called between the parts of the second measurement; True skips the remaining parts.
+        should_stop: Called between the parts of the second measurement and after each token of its answers; True
+            skips the rest.
     """
 
     def __init__(
@@ -190,7 +192,8 @@ class LearningCheck:
                 activity.report(0, self._num_parts())
                 after = self._measure(model, self._scores(model, activity), activity)
         except (RuntimeError, MemoryError, IndexError, ValueError, KeyboardInterrupt, GymError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            unnamed = _STOPPED if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            first = (str(error).strip().splitlines() or [unnamed])[0]
             self.skipped.append(f"the trained model: {first}")
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         before = self._before
@@ -209,8 +212,8 @@ class LearningCheck:
         )
 
     def _num_parts(self) -> int:
-        """Return the number of parts (losses and answers) of one measurement."""
-        return num_scores(self._items) + len(self._held_out) + len(self._prompts)
+        """Return the number of losses and answered questions of one measurement; then the prompts are answered."""
+        return num_scores(self._items) + len(self._held_out)
 
     def _scores(self, model: Any, activity: Activity) -> RetentionScores:
         if not self._items:
@@ -224,16 +227,13 @@ class LearningCheck:
             options: dict[str, Any] = {"max_length": self._config.max_length, "on_done": activity.add}
             held_out = row_losses(model, self._tokenizer, self._held_out, **options)
         self._raise_if_stopped()
-        if self._prompts:
-            activity.rename(f"answering {counted(len(self._prompts), 'prompt')} of yours")
-        answers, ended = self._answers(model)
-        activity.add(len(self._prompts))
+        answers, ended = self._answers(model, activity)
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
     def _raise_if_stopped(self) -> None:
         """Abort the second measurement if a stop was requested. Before training, a signal ends the process instead."""
         if self._has_trained and self._should_stop is not None and self._should_stop():
-            raise KeyboardInterrupt("stopped by a signal")
+            raise KeyboardInterrupt(_STOPPED)
 
     def _choose_prompts(self, context: int | None) -> None:
         """Choose the first prompts that leave room for an answer; set its maximum length from the reference answers."""
@@ -251,10 +251,19 @@ class LearningCheck:
         self._num_tokens = int(min(_MAX_ANSWER_TOKENS, max(_MIN_ANSWER_TOKENS, 2 * longest), room))
         self._must_end = self._num_tokens > longest
 
-    def _answers(self, model: Any) -> tuple[list[str], list[bool]]:
+    def _answers(self, model: Any, activity: Activity) -> tuple[list[str], list[bool]]:
         if not self._prompts:
             return [], []
-        answers = greedy_ids(model, self._tokenizer, self._prompts, max_new_tokens=self._num_tokens)
+        name = f"answering {counted(len(self._prompts), 'prompt')} of yours, tokens"
+        activity.report(0, self._num_tokens, name)
+
+        def on_token(num_tokens: int) -> None:
+            self._raise_if_stopped()
+            activity.report(num_tokens, self._num_tokens)
+
+        options: dict[str, Any] = {"max_new_tokens": self._num_tokens, "on_token": on_token}
+        answers = greedy_ids(model, self._tokenizer, self._prompts, **options)
+        activity.report(self._num_tokens, self._num_tokens)
         texts = [str(self._tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in answers]
         return texts, [answer.ended for answer in answers]
 

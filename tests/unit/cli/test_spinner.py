@@ -66,7 +66,7 @@ def test_in_a_pipe_a_tenth_of_the_work_is_a_line_although_the_next_one_is_not_du
         activity.report(3, 20)
         time.sleep(0.2)
         assert capsys.readouterr().err == "", "less than a tenth more"
-        activity.rename("answering")
+        activity.report(3, 20, "answering")
         until("answering: 3 of 20 ", capsys)
 
 

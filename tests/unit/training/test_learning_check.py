@@ -332,22 +332,44 @@ def test_a_stop_in_the_last_step_leaves_the_check_out_and_keeps_the_model(tmp_pa
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_a_stop_while_prompts_are_answered_ends_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    real = progress.Activity.report
+
+    def counted(self: progress.Activity, done: int, total: int, name: str | None = None) -> None:
+        real(self, done, total, name)
+        if self._name.startswith("answering"):
+            counts.append(done)
+
+    def stops() -> bool:
+        return counts[-1:] == [2] and counts.count(2) == 2  # the second token of the second measurement
+
+    monkeypatch.setattr(progress.Activity, "report", counted)
+    result = Trainer(config(tmp_path, max_steps=1), should_stop=stops, check=True).train(FEW)
+    assert result.check is not None
+    assert result.check.skipped == ["the trained model: stopped by a signal"]
+    assert result.check.after == []
+    assert counts[-3:] == [0, 1, 2]
+
+
 def test_the_weights_are_there_when_the_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = LearningCheck._answers
     calls: list[int] = []
 
-    def fails_after_training(self: LearningCheck, model: Any) -> Any:
+    def fails_after_training(self: LearningCheck, *given: Any) -> Any:
         calls.append(1)
         if len(calls) > 1:
             raise KeyboardInterrupt
-        return real(self, model)
+        return real(self, *given)
 
     monkeypatch.setattr(LearningCheck, "_answers", fails_after_training)
     result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(FEW)
 
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert (tmp_path / "run" / "result.json").is_file()
-    assert result.check.skipped == ["the trained model: KeyboardInterrupt"]
+    assert result.check.skipped == ["the trained model: stopped by a signal"]
 
 
 def test_held_out_rows_are_measured_as_the_run_encodes_them(tmp_path: Path) -> None:
