@@ -83,15 +83,30 @@ def remove(home: Home, removal: ClientFiles) -> None:
     """Delete the files, and then the home if it is empty.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while an agent of this home is running; errors from ``LinkHandler.remove``.
+        GymError: ``STATE_LOCKED`` while an agent of this home is running, or if another command has written into the
+            home; errors from ``LinkHandler.remove``.
     """
     with home.locked():
         link_handler_of(home).remove()
         for path in removal.files:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    (home.folder / _LOCK).unlink(missing_ok=True)  # taking the lock has created this file
-    if not removal.others:
-        home.folder.rmdir()
+            _delete(path)
+    # Taking the lock has created its file, and a command that has not ended yet may have written others.
+    for path in home.folder.iterdir():
+        if path.name in (*_OWN, _LOCK):
+            _delete(path)
+    if removal.others:
+        return
+    if late := sorted(path.name for path in home.folder.iterdir()):
+        raise GymError(
+            ErrorCode.STATE_LOCKED,
+            f"{home.folder}: {', '.join(late)} appeared during the deletion",
+            "wait until other commands of this home have ended, and repeat",
+        )
+    home.folder.rmdir()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

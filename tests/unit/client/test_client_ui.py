@@ -16,7 +16,7 @@ from gym_client.cli.join_options import JoinOptions, find_target
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin
-from gym_client.removal import client_files_of
+from gym_client.removal import client_files_of, remove
 from gym_client.web.app import open_ui
 from gym_client.web.contribute import _user_of
 from starlette.testclient import TestClient
@@ -274,6 +274,22 @@ def test_uninstall_deletes_what_the_client_wrote_and_nothing_else(
     assert page.post(f"{API}/uninstall", json={"abandon": True}).status_code == 200
     assert [path.name for path in home.folder.iterdir()] == ["variants"]
     assert ended == [True]
+
+
+@pytest.mark.parametrize(("name", "is_known"), [("traffic.json", True), ("lock", True), ("notes.txt", False)])
+def test_what_another_command_writes_during_the_deletion_is_deleted_or_named(
+    home: Home, name: str, is_known: bool
+) -> None:
+    listed = client_files_of(home)
+    (home.folder / name).write_text("{}")
+    if is_known:
+        remove(home, listed)
+        assert not home.folder.exists()
+        return
+    with pytest.raises(GymError, match=r"notes\.txt appeared during the deletion") as refused:
+        remove(home, listed)
+    assert refused.value.code is ErrorCode.STATE_LOCKED
+    assert (home.folder / name).exists()
 
 
 def test_the_cache_that_a_join_makes_is_deleted_and_suites_of_gym_eval_stay(home: Home) -> None:
