@@ -145,7 +145,7 @@ def greedy_ids(
     """
     from transformers import StoppingCriteria, StoppingCriteriaList
 
-    class EachToken(StoppingCriteria):  # type: ignore[misc]
+    class EachToken(StoppingCriteria):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
             if on_token is not None:
                 on_token(input_ids.shape[1] - width)
