@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.config.train.defaults import ROW_KEYS
 from gym_fed.web import uploads
 from tests.support.webui_client import webui_client
 
@@ -191,6 +192,8 @@ def test_the_memory_of_a_model_is_that_of_its_plan(client: TestClient, tmp_path:
     }
     plan = client.post("/api/v1/train/plan", json={"text": text}).json()
     assert found["gym-nano"]["peak_bytes"] == plan["peak_bytes"]
+    assert plan["by_rows"].keys() == set(ROW_KEYS)
+    assert plan["by_rows"]["per_device_train_batch_size"] >= 1
     assert "no such folder" in found["./none"]["problem"]
 
 
