@@ -9,7 +9,8 @@ invite is passed through the environment, since command lines are displayed and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +38,8 @@ MAX_FILES = 500
 _REPORT_SECONDS = 60.0
 _JOIN = ["gym-client", "join"]
 _HUB_JOBS = 50
-_reports = threading.BoundedSemaphore(4)
+_MAX_REPORTS = 4
+_reports = threading.BoundedSemaphore(_MAX_REPORTS)
 """Maximum concurrent hub reports, each of which is a process."""
 
 
@@ -338,6 +340,21 @@ def _require_known(home: Home, server: str) -> None:
     """
     if all(pin.address != server for pin in with_account(home)):
         raise GymError(ErrorCode.NOT_FOUND, f"this machine has no account at {server}", "join it first")
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Wait for the commands that ask hubs for accounts, which write into the home; start none in the block.
+
+    Raises:
+        GymError: ``BUSY`` if they do not end.
+    """
+    with ExitStack() as held:
+        for _ in range(_MAX_REPORTS):
+            if not _reports.acquire(timeout=_REPORT_SECONDS):
+                raise GymError(ErrorCode.BUSY, "a hub is still asked for an account", "try again in a moment")
+            held.callback(_reports.release)
+        yield
 
 
 def _report(place: Workplace, command: str, server: str) -> dict[str, Any]:

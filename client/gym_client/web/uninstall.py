@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from gym_client.identity.home import Home
 from gym_client.removal import client_files_of, remove
-from gym_client.web.contribute import Workplace
+from gym_client.web.contribute import Workplace, without_reports
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.web.app import Changing, Looking
 
@@ -40,10 +40,11 @@ def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:
     @router.post("/uninstall")
     def uninstall(given: UninstallRequest, visitor: Changing) -> Response:
         """Delete the files, like `gym-client uninstall --yes`."""
-        home = Home.open(place.home)
-        removal = client_files_of(home)
-        removal.require_left(given.abandon)
-        remove(home, removal)
+        with without_reports():
+            home = Home.open(place.home)
+            removal = client_files_of(home)
+            removal.require_left(given.abandon)
+            remove(home, removal)
         return JSONResponse({"deleted": len(removal.files)}, background=BackgroundTask(ended))
 
     return router

@@ -17,6 +17,7 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin
 from gym_client.removal import client_files_of, remove
+from gym_client.web import contribute
 from gym_client.web.app import open_ui
 from gym_client.web.contribute import _user_of
 from starlette.testclient import TestClient
@@ -274,6 +275,22 @@ def test_uninstall_deletes_what_the_client_wrote_and_nothing_else(
     assert page.post(f"{API}/uninstall", json={"abandon": True}).status_code == 200
     assert [path.name for path in home.folder.iterdir()] == ["variants"]
     assert ended == [True]
+
+
+def test_uninstall_waits_for_the_commands_of_the_page(
+    home: Home, page: TestClient, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contribute, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(server, "end", lambda: None)
+    assert contribute._reports.acquire(blocking=False)
+    try:
+        busy = page.post(f"{API}/uninstall", json={})
+    finally:
+        contribute._reports.release()
+    assert (busy.status_code, busy.json()["error"]["code"]) == (429, "busy")
+    assert home.folder.exists()
+    assert page.post(f"{API}/uninstall", json={}).status_code == 200
+    assert not home.folder.exists()
 
 
 @pytest.mark.parametrize(("name", "is_known"), [("traffic.json", True), ("lock", True), ("notes.txt", False)])
