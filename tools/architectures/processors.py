@@ -62,7 +62,7 @@ def save_processor(model_type: str, tokenizer: Any, folder: Path) -> str:
 
     try:
         with without_torchvision():
-            processor = _processor(model_type, tokenizer)
+            processor = _processor(model_type.removesuffix("_thinker"), tokenizer)
             processor.chat_template = _TEMPLATE
             processor.save_pretrained(folder)
     except Exception as error:  # noqa: BLE001 (a result of the table)
