@@ -83,16 +83,24 @@ class Images:
 
     def build(self, target: str) -> str:
         """Build a target of the Dockerfile and return the image's name."""
-        name = f"localhost/gym-fed-{target}:test"
-        arguments = [f"BASE={BASE}", "PIP_ARGS=--no-index --find-links /wheels"]
+        packages = ["--build-arg", "PIP_ARGS=--no-index --find-links /wheels"]
+        volume = ["--volume", f"{self._wheels}:/wheels:ro"]
+        file = ROOT / "deploy" / "docker" / "Dockerfile"
+        return self.build_file(file, ROOT, target, f"localhost/gym-fed-{target}:test", *packages, *volume)
+
+    def build_file(self, file: Path, context: Path, target: str, name: str, *options: str) -> str:
+        """Build a target of another Dockerfile on the same base, and return the image's name."""
         run(
             *self._buildah,
             *("build", "--isolation", "chroot", "--format", "docker", "--layers", "--target", target),
-            *(word for argument in arguments for word in ("--build-arg", argument)),
-            *("--volume", f"{self._wheels}:/wheels:ro", "-f", "deploy/docker/Dockerfile", "-t", name, "."),
-            cwd=ROOT,
+            *("--build-arg", f"BASE={BASE}", *options, "-f", str(file), "-t", name, "."),
+            cwd=context,
         )
         return name
+
+    def save(self, image: str, archive: Path, name: str) -> None:
+        """Write an image for ``docker load``, which gives it ``name``."""
+        self.buildah("push", image, f"docker-archive:{archive}:{name}")
 
     def facts(self, image: str) -> dict[str, Any]:
         """Return the image's config and size: ``Config`` as Docker spells it, and ``Size`` in bytes, uncompressed."""
