@@ -32,7 +32,7 @@ from _peer import child, script
 from _report import Report, options
 
 PARTS = ("seconds", "memory")
-AIM_SECONDS, AIM_PEAK = 2.0, 1.1
+AIM_SECONDS, AIM_PEAK = 1.5, 1.1
 STARTS = ("auto", "int8, packed", "int8, stored", "int4, packed", "int4, stored")
 _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 
