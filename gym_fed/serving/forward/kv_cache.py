@@ -58,7 +58,7 @@ class KVPool:
         device: The device of the blocks.
 
     Raises:
-        GymError: ``USAGE`` for any other dtype; ``CONFIG_INVALID`` for a limit below one block.
+        GymError: ``USAGE`` for any other dtype; ``CONFIG_INVALID`` for a limit below one block, or beyond the memory.
 
     Attributes:
         paged: True if the blocks hold the tokens, so that requests can share a prefix and drop their last tokens.
@@ -103,7 +103,14 @@ class KVPool:
                     f"({counted(self.block_bytes, 'byte')})",
                     "raise engine.kv_cache_size",
                 )
-        self._grow(blocks)
+        try:
+            self._grow(blocks)
+        except RuntimeError as error:  # torch has no other error for a lack of memory on a CPU
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"a KV cache of {counted(blocks * self.block_bytes, 'byte')} does not fit in memory",
+                "lower engine.kv_cache_size",
+            ) from error
 
     @property
     def shapes(self) -> dict[int, LayerShape]:

@@ -36,6 +36,13 @@ def held(cache: KVCache, layer: int = 0) -> list[float]:
     return keys[0, :, 0].tolist()
 
 
+def test_a_pool_beyond_the_memory_is_refused_by_name() -> None:
+    with pytest.raises(GymError, match="does not fit in memory") as error:
+        KVPool(1 << 60, shapes=SHAPES)
+    assert error.value.code is ErrorCode.CONFIG_INVALID
+    assert error.value.hint == "lower engine.kv_cache_size"
+
+
 def test_a_cache_takes_a_block_for_every_sixteen_tokens_and_gives_all_back() -> None:
     pool = pool_of(5)
     assert (pool.num_blocks, pool.free_blocks, pool.block_bytes) == (5, 5, BLOCK_BYTES)
