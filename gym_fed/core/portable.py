@@ -20,10 +20,8 @@ O_BINARY: int = getattr(os, "O_BINARY", 0)
 descriptors are never inherited."""
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Signal that kills a process; on Windows, every termination is a kill."""
-_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
+_M_ARENA_MAX = -8
 """From glibc's malloc.h."""
-_MMAP_THRESHOLD_BYTES = 128 << 10
-"""The default, below which blocks come from a heap. glibc raises it to up to 32 MB as larger blocks are freed."""
 
 
 def opens_folders() -> bool:
@@ -106,12 +104,11 @@ def give_back_memory() -> None:
 
 
 def limit_heaps(number: int = 2) -> None:
-    """Let all threads share this many heaps of glibc, and keep large blocks out of them. Call it before threads start.
+    """Let all threads share this many heaps of glibc. Call it before threads start.
 
-    By default glibc makes up to eight heaps per core, and puts ever larger blocks into them. ``give_back_memory``
-    cannot return freed memory that is scattered over heaps. A large block outside is returned as soon as it is freed.
+    By default glibc makes up to eight heaps per core, and ``give_back_memory`` cannot return freed memory that is
+    scattered over them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, number)
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)

@@ -35,32 +35,6 @@ libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
 libc.fflush(None)
 """
 
-BLOCKS = """
-import ctypes, sys
-from gym_fed.core.portable import limit_heaps
-
-if sys.argv[1] == "limited":
-    limit_heaps()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
-
-def resident():
-    fields = open("/proc/self/statm").read().split()
-    return int(fields[1]) * 4096
-
-libc.free(libc.malloc(1 << 20))  # glibc then takes blocks of this size from the heap
-before = resident()
-blocks = []
-for _ in range(40):
-    blocks.append(libc.malloc(1 << 20))
-    ctypes.memset(blocks[-1], 1, 1 << 20)
-    libc.malloc(1000)  # stays, and so does the heap below it
-for block in blocks:
-    libc.free(block)
-print(resident() - before)
-"""
-
 
 def num_heaps(word: str) -> int:
     done = subprocess.run([sys.executable, "-c", THREADS, word], capture_output=True, text=True, check=True)
@@ -71,18 +45,6 @@ def num_heaps(word: str) -> int:
 def test_threads_share_two_heaps() -> None:
     assert num_heaps("free") > 2
     assert num_heaps("limited") == 2
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
-def test_large_blocks_are_given_back_when_they_are_freed() -> None:
-    def kept_bytes(word: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", BLOCKS, word], capture_output=True, text=True, check=True
-        )
-        return int(done.stdout)
-
-    assert kept_bytes("free") > 30e6
-    assert kept_bytes("limited") < 5e6
 
 
 def test_a_system_without_the_setting_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
