@@ -10,7 +10,7 @@ class Int4Linear(TiledLinear):
     """Asymmetric, 5 bits per weight in groups of 32, with a float16 scale and minimum each.
 
     Scale and minimum are fitted to the codes by least squares from a few starts. It degrades small models. A head in 8
-    bits adds at most 6% to the KL divergence, and halves the bytes of what may be a fifth of the weights.
+    bits adds 6% to the KL divergence, and halves the bytes of what may be a fifth of the weights.
     """
 
     format = "int4"
