@@ -135,7 +135,8 @@ def looks(page: Page) -> Iterator[tuple[str, int, bytes]]:
 def sticks_out(page: Page) -> list[str]:
     """Elements that make the page wider than its window; none where nothing scrolls sideways."""
     found: list[str] = page.evaluate(
-        """() => {
+        """async () => {
+          for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);  // after a resize
           const width = document.documentElement.clientWidth;
           if (document.documentElement.scrollWidth <= width) return [];
           return [...document.querySelectorAll("body *")]

@@ -197,7 +197,7 @@ def test_what_a_bases_template_writes_into_an_error_stays_on_this_machine(
     scene: Scene, code: ErrorCode
 ) -> None:
     def rejected(message: Message, context: Context) -> RecordDict:
-        raise GymError(code, "/home/ann/rows.jsonl:3: the model's chat template rejects it: my secret row")
+        raise GymError(code, "/data/ann/rows.jsonl:3: the model's chat template rejects it: my secret row")
 
     scene.hub.give(scene.task("m1"))
     scene.hub.finish()
@@ -209,7 +209,7 @@ def test_what_a_bases_template_writes_into_an_error_stays_on_this_machine(
 
 def test_an_error_about_the_task_reaches_the_hub_without_folders_of_this_machine(scene: Scene) -> None:
     def refused(message: Message, context: Context) -> RecordDict:
-        raise GymError(ErrorCode.POLICY_REFUSED, "/home/ann/rows.jsonl: 3 rows are in the suite mine")
+        raise GymError(ErrorCode.POLICY_REFUSED, "/data/ann/rows.jsonl: 3 rows are in the suite mine")
 
     scene.hub.give(scene.task("m1"))
     scene.hub.finish()

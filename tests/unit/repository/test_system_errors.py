@@ -151,6 +151,7 @@ def test_a_folder_of_somebody_else_ends_commands_with_its_code(tmp_path: Path) -
         os.chown(path, NOBODY, NOBODY)
     folder.chmod(0o755)
     (folder / "hub").chmod(0o755)
+    (folder / "hub" / "gym-server.yaml").chmod(0o644)  # else it is not even read
     no_override = "-dac_override,-dac_read_search"
     plain_user = ("setpriv", f"--bounding-set={no_override}", f"--inh-caps={no_override}")
     for words in (
