@@ -120,6 +120,8 @@ def qwen3_asr() -> tuple[Any, Any]:
         audio_config={"model_type": "qwen3_asr_encoder", **QWEN3_ENCODER},
         text_config=Qwen3Config(**TEXT, **_ends(tokenizer), head_dim=8).to_dict(),
         audio_token_id=tokenizer.convert_tokens_to_ids("<|audio_pad|>"),
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
     )
     return Qwen3ASRForConditionalGeneration(config), processor
 
