@@ -15,7 +15,7 @@ from gym_server.store.unavailable import StoreUnavailable
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
 from tests.support import s3
-from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
+from tests.support.federation import Federation
 
 pytest.importorskip("obstore", reason="obstore is not installed (pip install 'gym-fed[s3]')")
 pytestmark = pytest.mark.slow  # the S3 server is installed from PyPI the first time, which takes a minute
@@ -109,11 +109,7 @@ def test_a_federation_with_its_objects_on_s3_and_rows_in_postgresql_commits_its_
     storage = {"database": url, "objects": f"s3://hub/{tmp_path.name}"}
     federation = Federation(tmp_path, tiny_base, storage=storage)
     try:
-        federation.hub.start("--exit-when-done")
-        for name in ("ann", "bob"):
-            federation.join(name)
-        federation.finish()
-        assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
+        federation.complete("ann", "bob")
         assert "PUT" in proxy.seen
         assert not list((federation.hub.folder / "objects").glob("*/*")), "nothing is on the local disk"
         assert s3.SECRET not in federation.hub.log()

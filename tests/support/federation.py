@@ -62,6 +62,14 @@ class Federation:
     def log(self, name: str) -> str:
         return (self.folder / name / "client.log").read_text()
 
+    def complete(self, *names: str) -> None:
+        """Run all rounds with these contributors, each of whom must count once in every round."""
+        self.hub.start("--exit-when-done")
+        for name in names:
+            self.join(name)
+        self.finish()
+        assert_every_contributor_counts_once_a_round(self.hub, set(names))
+
     def finish(self) -> None:
         """Wait for the last round, and for every contributor that lives."""
         self.hub.wait_for("the end", self._is_over, 4 * SECONDS)

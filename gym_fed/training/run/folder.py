@@ -134,7 +134,7 @@ class RunFolder:
 
         Raises:
             GymError: ``FILE_EXISTS`` for a finished run, a run with a different config or data, unrelated files, or
-                links to files elsewhere; ``STATE_CORRUPT`` if the checkpoint that the config specifies is damaged.
+                links to files elsewhere; ``STATE_CORRUPT`` if the checkpoint named in the config is damaged.
         """
         self.require_unfinished()
         require_no_links(self.path)

@@ -173,7 +173,8 @@ class Hub(CallsBesideRounds):
         return state
 
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
-        check = partial(self._accounts.check, session := current_session())
+        session = current_session()
+        check = partial(self._accounts.check, session)
         async with upload_span(self._state.server, self._state.round_store, context):
             return await self._transfers.receive(session.contributor, chunks, check)
 
